@@ -1,0 +1,1 @@
+"""Values that the whole controller speaks in; no I/O, no clock."""

@@ -1,0 +1,130 @@
+"""The fleet as one decision sees it."""
+
+import enum
+from dataclasses import dataclass
+
+from controller.ids import ModelName, NodeId
+
+
+class NodeKind(enum.Enum):
+    """Where a node stands; placement policies and edge-only requests ask."""
+
+    EDGE = "edge"
+    CLOUD = "cloud"
+
+
+class NodeState(enum.Enum):
+    """Only READY nodes are routed to."""
+
+    READY = "ready"
+    LOADING = "loading"
+    DRAINING = "draining"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrice:
+    """USD; all 0 for a machine of one's own."""
+
+    prompt_usd_per_token: float = 0.0
+    completion_usd_per_token: float = 0.0
+    request_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured speeds of one model on one node, tokens per second; all above 0.
+
+    Attributes:
+        prefill_rate: F_P.
+        decode_rate: F_1, one sequence alone.
+        saturated_decode_rate: F_B, all slots together; at least F_1.
+        utilisation_ratio: u, share of the node's power range in use under load, 0 to 1.
+    """
+
+    prefill_rate: float
+    decode_rate: float
+    saturated_decode_rate: float
+    utilisation_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PowerProfile:
+    """Watts of the whole node; link power is extra while sending and receiving."""
+
+    idle_watts: float
+    max_watts: float
+    transmit_watts: float = 0.0
+    receive_watts: float = 0.0
+    is_estimate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPath:
+    """Between controller and node; `bits per second` of goodput."""
+
+    round_trip_seconds: float
+    up_bits_per_second: float
+    down_bits_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A node and a model on it: one column of every routing array.
+
+    Attributes:
+        context_tokens: longest prompt plus answer of one sequence.
+        slots: sequences decoded at once.
+        mean_quality_ratio: expected quality without looking at the prompt, 0 to 1.
+        quality_source: where that came from, such as "prior" or "profiled".
+        quality_count: observations behind it.
+        characters_per_token: of English text under this model's tokenizer.
+    """
+
+    node_id: NodeId
+    model: ModelName
+    family: str
+    parameters_billions: float
+    quantisation: str
+    context_tokens: int
+    slots: int
+    has_chat_template: bool
+    calibration: Calibration
+    price: TokenPrice
+    mean_quality_ratio: float
+    quality_source: str
+    quality_count: int
+    characters_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine as the profiler knows it now.
+
+    Attributes:
+        power: None when neither a sensor nor a model of the board exists.
+        backlog_seconds: predicted executor seconds of work ahead of a new batch.
+        refusal: why the node takes nothing now; None when it does.
+    """
+
+    node_id: NodeId
+    kind: NodeKind
+    state: NodeState
+    power: PowerProfile | None
+    network: NetworkPath
+    backlog_seconds: float
+    inflight_requests: int
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """Everything one decision may know, taken at one moment.
+
+    Attributes:
+        nodes: in order of node_id.
+        destinations: in order of (node_id, model); each names a node of `nodes`.
+    """
+
+    nodes: tuple[Node, ...]
+    destinations: tuple[Destination, ...]

@@ -1,0 +1,1 @@
+"""The routing core: from a batch and a snapshot to a decision. Pure."""

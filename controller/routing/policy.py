@@ -1,0 +1,59 @@
+"""The contract that every routing policy keeps."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from controller.routing.problem import IntArray, RoutingProblem
+
+UNASSIGNED = -1
+"""The destination index of a request that no destination can take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a policy may think. Both limits hold; None does not limit.
+
+    A decision under `max_evaluations` alone is the same on every machine.
+    """
+
+    seconds: float | None = 0.05
+    max_evaluations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy chose.
+
+    Attributes:
+        assignment: int64[R]; destination index, or `UNASSIGNED` exactly where a request has no
+            feasible destination.
+        lower_bound: no assignment has a smaller J; None when the policy gives none.
+        evaluations: assignments or moves that were scored.
+    """
+
+    assignment: IntArray
+    lower_bound: float | None = None
+    evaluations: int = 0
+
+
+class RoutingPolicy(Protocol):
+    """Chooses a destination for every request of a batch.
+
+    Keeps: does no I/O, asks nobody, never changes the problem, returns feasible destinations only,
+    gives the same answer for the same problem, `rng` state and evaluation budget.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name operators select it by."""
+        ...
+
+    def decide(
+        self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget
+    ) -> Decision:
+        """Assign the batch. Blocks for at most the budget; runs off the event loop."""
+        ...
+
+

@@ -1,0 +1,1 @@
+"""Engines: what decodes tokens on this node."""

@@ -1,0 +1,213 @@
+"""The contract that every inference engine keeps.
+
+One engine object is one loaded model. Its methods run on the agent's event loop and never
+block it: the decoding happens in a child process or on another machine.
+"""
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How one model is run.
+
+    Attributes:
+        model_path: the GGUF file.
+        context_tokens: longest prompt plus answer of one sequence.
+        slots: sequences decoded at once, at least 1.
+        threads: decoding threads, at least 1.
+        gpu_layers: layers offloaded; 0 on a CPU-only build.
+        cpu_share_ratio: above 0, at most 1; below 1 the child rests between steps so that it uses
+            this share of its threads' time and leaves the rest to whatever else the device does.
+        chat_template: overrides the file's own template (Jinja); None uses the file's.
+        load_deadline_seconds: None lets the engine scale one with the file's size.
+    """
+
+    model_path: Path
+    context_tokens: int = 2048
+    slots: int = 4
+    threads: int = 1
+    gpu_layers: int = 0
+    cpu_share_ratio: float = 1.0
+    chat_template: str | None = None
+    load_deadline_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine learned from the file it loaded.
+
+    Attributes:
+        context_tokens: per sequence, as it came out (at most what was asked).
+        has_chat_template: False means that only raw prompts can be answered.
+        template_issue: why the file's template cannot be used; None when it can or there is none.
+        description: llama.cpp's own description, such as "llama 135M Q4_1".
+        parameters: number of weights; None when the file does not say.
+        characters_per_token: over a fixed English sample; for length estimates elsewhere.
+        engine_version: such as "llama-cpp-python 0.3.36".
+        resident_bytes: of the child after loading; None when unknown.
+    """
+
+    context_tokens: int
+    slots: int
+    has_chat_template: bool
+    template_issue: str | None
+    description: str
+    parameters: int | None
+    characters_per_token: float | None
+    engine_version: str
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat; `role` is "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is sampled; the fields mean what `SamplingParameters` in types.proto says."""
+
+    max_tokens: int = 256
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 40
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate.
+
+    Attributes:
+        key: unique among the requests that this engine has now.
+        prompt: a raw prompt, or the turns of a chat to be rendered with the model's template.
+    """
+
+    key: str
+    prompt: str | Sequence[Message]
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+class StopReason(enum.Enum):
+    """Why a generation ended well."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """The prompt is being read: sent at least once a second of prefill, never held back."""
+
+    tokens_read: int
+    tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Whole UTF-8 characters; `tokens` counts the tokens decoded since the last chunk."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of a generation that ended well. Seconds are by one monotonic clock.
+
+    `prefill_seconds + decode_seconds` is the wall time the sequence was active, shared with
+    others; `work_seconds` is its share of the engine's busy time, so that over all requests the
+    work adds up to the busy time.
+    """
+
+    reason: StopReason
+    prompt_tokens: int
+    completion_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    work_seconds: float
+
+
+class RejectionKind(enum.Enum):
+    """Why an engine would not start or could not end a generation."""
+
+    CONTEXT_EXCEEDED = "context_exceeded"
+    INVALID_REQUEST = "invalid_request"
+    QUEUE_FULL = "queue_full"
+    NO_CHAT_TEMPLATE = "no_chat_template"
+
+
+class RejectedError(Exception):
+    """A generation that was never started; nothing else is affected."""
+
+    def __init__(self, kind: RejectionKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+GenerationEvent = PromptProgress | TextChunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A look at the engine now; never waits for the child.
+
+    `busy_seconds_total` is the time the child has spent decoding since it was loaded.
+    """
+
+    is_ready: bool
+    slots: int
+    busy_slots: int
+    queued_requests: int
+    busy_seconds_total: float
+    resident_bytes: int | None
+    issue: str | None
+
+
+class InferenceEngine(Protocol):
+    """One loaded model.
+
+    Keeps: every `generate` iterator ends with exactly one `Finished` or one exception, also when
+    the child dies; a slot is free within a second of a cancel; two iterators never see each
+    other's text.
+    """
+
+    async def load(self) -> LoadedModel:
+        """Start the child and load the model.
+
+        Raises:
+            EngineError: it failed; `kind` says how. The child is gone then.
+        """
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Generate one answer; closing the iterator cancels it.
+
+        Raises:
+            RejectedError: the request cannot be answered by this model.
+            EngineError: the child died or stopped making progress meanwhile.
+        """
+        ...
+
+    async def cancel(self, key: str) -> None:
+        """End a generation early; its iterator ends with `Finished(CANCELLED)`. Unknown: no-op."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Look at the engine without waiting for it."""
+        ...
+
+    async def close(self) -> None:
+        """End the child and give its memory back; running iterators end with EngineError."""
+        ...
