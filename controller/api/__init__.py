@@ -1,0 +1,1 @@
+"""What clients and operators ask for."""

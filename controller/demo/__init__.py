@@ -1,0 +1,1 @@
+"""The demonstration: a small fleet on one machine."""

@@ -1,0 +1,1 @@
+"""What the router knows about the fleet."""

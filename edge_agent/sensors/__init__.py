@@ -1,0 +1,1 @@
+"""Sensors: what this board can say about itself."""

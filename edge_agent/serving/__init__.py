@@ -1,0 +1,1 @@
+"""Work orders and what they cost."""
