@@ -1,0 +1,289 @@
+"""The controller's settings: one TOML file, overridden by environment, overridden by flags.
+
+Environment variables are `POINTSMAN_` + section + `_` + key in capitals, for instance
+`POINTSMAN_BATCHING_WINDOW_SECONDS=0.5`.
+"""
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class SettingsError(Exception):
+    """The settings are wrong; the text lists everything that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the controller listens, and for whom.
+
+    Attributes:
+        listen: host:port of gRPC, for clients, operators and agents.
+        http_listen: host:port of the OpenAI-compatible HTTP; empty turns it off.
+        data_dir: where certificates and state are kept.
+        insecure: True serves without TLS; only for one machine or a trusted network.
+        tls_cert_file: PEM chain; empty makes a certificate of our own in data_dir.
+        tls_key_file: PEM key of the chain.
+        tls_names: further host names and addresses for the certificate made here.
+        grace_seconds: how long running answers may go on after SIGTERM.
+        log_level: debug, info, warning or error.
+    """
+
+    listen: str = "0.0.0.0:50551"
+    http_listen: str = "127.0.0.1:8080"
+    data_dir: Path = Path("~/.local/share/pointsman/controller")
+    insecure: bool = False
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+    tls_names: tuple[str, ...] = ()
+    grace_seconds: float = 10.0
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingSettings:
+    """When a window of requests closes.
+
+    Attributes:
+        window_seconds: longest wait for company (the paper's interval, 1 s).
+        max_requests: a window this full closes at once (the paper's R_m, 128).
+        quiet_seconds: a window with an idle fleet behind it closes when nothing has arrived for
+            this long; 0 always waits the whole interval, as the paper does.
+        max_waiting_requests: more waiting requests than this are refused.
+        max_attempts: dispatches of one request before it fails.
+    """
+
+    window_seconds: float = 1.0
+    max_requests: int = 128
+    quiet_seconds: float = 0.1
+    max_waiting_requests: int = 2048
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """How a batch is decided.
+
+    Attributes:
+        policy: the policy at start; `edge-controller policy set` changes it while serving.
+        weights: quality, cost, energy, time; scaled to sum 1.
+        normalisation: payoff, minmax or random.
+        budget_seconds: how long the policy may think about one batch.
+        seed: of the policy's random generator.
+    """
+
+    policy: str = "memetic"
+    weights: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
+    normalisation: str = "payoff"
+    budget_seconds: float = 0.05
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSettings:
+    """What is expected of a connected agent.
+
+    Attributes:
+        health_interval_seconds: how often a node reports its health.
+        lease_seconds: a node silent for this long counts as gone.
+        probe_interval_seconds: how often the round trip is measured.
+    """
+
+    health_interval_seconds: float = 1.0
+    lease_seconds: float = 10.0
+    probe_interval_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """Deadlines of one request, counted by the controller.
+
+    Attributes:
+        first_token_seconds: from dispatch to the first sign of progress of the engine.
+        progress_seconds: between two signs of progress.
+        total_seconds: from admission to the last token.
+        max_prompt_bytes: longer prompts are refused.
+        max_buffered_bytes: unread answer text per client before it is cancelled.
+        kept_records: finished requests that `explain` still knows.
+    """
+
+    first_token_seconds: float = 300.0
+    progress_seconds: float = 60.0
+    total_seconds: float = 900.0
+    max_prompt_bytes: int = 1_000_000
+    max_buffered_bytes: int = 1_000_000
+    kept_records: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the controller can be told."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
+    routing: RoutingSettings = field(default_factory=RoutingSettings)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+
+
+def load_settings(
+    path: Path | None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[tuple[str, str], object] | None = None,
+) -> Settings:
+    """Read, merge and check the settings.
+
+    Args:
+        path: the TOML file; None reads none.
+        environ: environment variables; None takes the process's.
+        overrides: (section, key) to value, from the command line; None values are left out.
+
+    Raises:
+        SettingsError: with everything that is wrong, one line each.
+    """
+    problems: list[str] = []
+    values = _read_file(path, problems)
+    for (section, key), value in _from_environment(os.environ if environ is None else environ):
+        values.setdefault(section, {})[key] = value
+    for (section, key), value in (overrides or {}).items():
+        if value is not None:
+            values.setdefault(section, {})[key] = value
+    sections: dict[str, Any] = {}
+    known = {f.name: f for f in dataclasses.fields(Settings)}
+    section_types = get_type_hints(Settings)
+    for name, table in values.items():
+        if name not in known:
+            problems.append(f"[{name}]: no such section{_nearest(name, known)}")
+            continue
+        sections[name] = _build(section_types[name], name, table, problems)
+    if problems:
+        raise SettingsError("\n".join(problems))
+    settings = Settings(**sections)
+    problems = _check(settings)
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return dataclasses.replace(
+        settings,
+        server=dataclasses.replace(
+            settings.server, data_dir=Path(settings.server.data_dir).expanduser()
+        ),
+    )
+
+
+def _read_file(path: Path | None, problems: list[str]) -> dict[str, dict[str, object]]:
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    for name, table in list(tables.items()):
+        if not isinstance(table, dict):
+            problems.append(f"{name}: belongs in a section such as [server]")
+            del tables[name]
+    return tables
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, str], str]]:
+    found = []
+    for section in dataclasses.fields(Settings):
+        prefix = f"POINTSMAN_{section.name.upper()}_"
+        found += [
+            ((section.name, name.removeprefix(prefix).lower()), value)
+            for name, value in environ.items()
+            if name.startswith(prefix)
+        ]
+    return found
+
+
+def _build(cls: type[Any], section: str, table: Mapping[str, object], problems: list[str]) -> Any:
+    hints = get_type_hints(cls)
+    values: dict[str, object] = {}
+    for key, value in table.items():
+        where = f"{section}.{key}"
+        if key not in hints:
+            problems.append(f"{where}: no such setting{_nearest(key, hints)}")
+            continue
+        try:
+            values[key] = _convert(hints[key], value)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{where}: {error}")
+    return cls(**values)
+
+
+def _convert(kind: object, value: object) -> object:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in ("1", "true", "yes"):
+            return True
+        if str(value).lower() in ("0", "false", "no"):
+            return False
+        raise ValueError(f"must be true or false, not {value!r}")
+    if isinstance(value, bool):
+        raise ValueError(f"must not be {value!r}")
+    if kind is int:
+        if isinstance(value, float):
+            raise ValueError(f"must be a whole number, not {value!r}")
+        return int(str(value))
+    if kind is float:
+        return float(str(value))
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError(f"must be text, not {value!r}")
+        return value
+    if kind is Path:
+        return Path(str(value))
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError(f"must be a list, not {value!r}")
+    if kind == tuple[float, ...]:
+        return tuple(float(str(item)) for item in items)
+    return tuple(str(item).strip() for item in items)
+
+
+def _check(settings: Settings) -> list[str]:
+    problems = []
+    server, batching, routing = settings.server, settings.batching, settings.routing
+    if bool(server.tls_cert_file) != bool(server.tls_key_file):
+        problems.append("server.tls_cert_file and server.tls_key_file belong together")
+    if server.log_level not in ("debug", "info", "warning", "error"):
+        problems.append("server.log_level: must be debug, info, warning or error")
+    if batching.window_seconds < 0 or batching.quiet_seconds < 0:
+        problems.append("batching: window_seconds and quiet_seconds must not be negative")
+    if batching.max_requests < 1 or batching.max_waiting_requests < 1 or batching.max_attempts < 1:
+        problems.append("batching: the limits must be at least 1")
+    if len(routing.weights) != 4:
+        problems.append("routing.weights: four numbers: quality, cost, energy, time")
+    elif min(routing.weights) < 0 or not 0 < sum(routing.weights) < float("inf"):
+        problems.append("routing.weights: none negative, and a sum above 0")
+    if routing.normalisation not in ("payoff", "minmax", "random"):
+        problems.append("routing.normalisation: must be payoff, minmax or random")
+    for section, names in (
+        (routing, ("budget_seconds",)),
+        (settings.fleet, ("health_interval_seconds", "lease_seconds", "probe_interval_seconds")),
+        (settings.limits, ("first_token_seconds", "progress_seconds", "total_seconds")),
+    ):
+        problems += [
+            f"{name}: must be above 0" for name in names if not getattr(section, name) > 0
+        ]
+    if settings.fleet.lease_seconds < 2 * settings.fleet.health_interval_seconds:
+        problems.append("fleet.lease_seconds: at least twice health_interval_seconds")
+    return problems
+
+
+def _nearest(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"

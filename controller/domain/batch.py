@@ -1,0 +1,80 @@
+"""What was decided for a batch, with the reasons behind it."""
+
+from dataclasses import dataclass
+
+from controller.ids import BatchId, ModelName, NodeId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of the four terms of J; not negative, sum 1 (`scaled` sees to it)."""
+
+    quality: float = 0.25
+    cost: float = 0.25
+    energy: float = 0.25
+    time: float = 0.25
+
+    @classmethod
+    def scaled(cls, quality: float, cost: float, energy: float, time: float) -> "Weights":
+        """Weights in these proportions.
+
+        Raises:
+            ValueError: one is negative or not finite, or all are 0.
+        """
+        values = (quality, cost, energy, time)
+        total = sum(values)
+        if not all(0 <= value < float("inf") for value in values):
+            raise ValueError("weights must be finite and not negative")
+        if total <= 0:
+            raise ValueError("at least one weight must be above 0")
+        return cls(*(value / total for value in values))
+
+    def as_tuple(self) -> tuple[float, float, float, float]:
+        """Quality, cost, energy, time."""
+        return (self.quality, self.cost, self.energy, self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One destination seen from one request; `refusal` says why it cannot take it."""
+
+    node_id: NodeId
+    model: ModelName
+    quality_ratio: float
+    quality_source: str
+    cost_usd: float
+    energy_joules: float
+    work_seconds: float
+    latency_seconds: float
+    network_seconds: float
+    predicted_output_tokens: float
+    finish_seconds: float | None = None
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one request goes; `chosen` is None when every destination refused."""
+
+    request_id: RequestId
+    chosen: Candidate | None
+    others: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """The decision for one batch; raw terms and J of the chosen assignment."""
+
+    batch_id: BatchId
+    policy: str
+    weights: Weights
+    normalisation: str
+    quality_loss: float
+    cost_usd: float
+    energy_joules: float
+    completion_seconds: float
+    objective: float
+    lower_bound: float | None
+    decision_seconds: float
+    batch_size: int
+    fallback_reason: str = ""
