@@ -153,8 +153,9 @@ def load_settings(
     """
     problems: list[str] = []
     values = _read_file(path, problems)
-    for (section, key), value in _from_environment(os.environ if environ is None else environ):
-        values.setdefault(section, {})[key] = value
+    variables = _from_environment(os.environ if environ is None else environ)
+    for (section, key), text in variables:
+        values.setdefault(section, {})[key] = text
     for (section, key), value in (overrides or {}).items():
         if value is not None:
             values.setdefault(section, {})[key] = value
@@ -276,9 +277,7 @@ def _check(settings: Settings) -> list[str]:
         (settings.fleet, ("health_interval_seconds", "lease_seconds", "probe_interval_seconds")),
         (settings.limits, ("first_token_seconds", "progress_seconds", "total_seconds")),
     ):
-        problems += [
-            f"{name}: must be above 0" for name in names if not getattr(section, name) > 0
-        ]
+        problems += [f"{name}: must be above 0" for name in names if not getattr(section, name) > 0]
     if settings.fleet.lease_seconds < 2 * settings.fleet.health_interval_seconds:
         problems.append("fleet.lease_seconds: at least twice health_interval_seconds")
     return problems

@@ -105,9 +105,7 @@ class PublicError:
 
 PUBLIC_ERRORS: Final[Mapping[type[RouterError], PublicError]] = {
     InvalidRequestError: PublicError(StatusCode.INVALID_ARGUMENT, 400, "invalid_request"),
-    ContextExceededError: PublicError(
-        StatusCode.INVALID_ARGUMENT, 400, "context_length_exceeded"
-    ),
+    ContextExceededError: PublicError(StatusCode.INVALID_ARGUMENT, 400, "context_length_exceeded"),
     UnknownModelError: PublicError(StatusCode.NOT_FOUND, 404, "model_not_found"),
     UnknownPolicyError: PublicError(StatusCode.INVALID_ARGUMENT, 400, "unknown_policy"),
     UnknownNodeError: PublicError(StatusCode.NOT_FOUND, 404, "node_not_found"),

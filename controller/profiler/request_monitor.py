@@ -1,6 +1,6 @@
 """Work in flight at one node, by the controller's own dispatch and completion records.
 
-The paper's rule (III-B) is B <- max(0, B - elapsed) + newly assigned service time. Ours corrects it:
+The paper (III-B) has B <- max(0, B - elapsed) + newly assigned service time. Ours corrects it:
 a request's share shrinks with the tokens it has streamed, and is gone when it completes, so B is 0
 exactly when nothing is in flight.
 """

@@ -277,7 +277,7 @@ class ProfilerState:
 
 
 def _destination(node_id: NodeId, model: ReportedModel) -> Destination:
-    assert model.calibration is not None  # noqa: S101 - `is_routable` was asked
+    assert model.calibration is not None  # `is_routable` was asked
     return Destination(
         node_id=node_id,
         model=model.name,

@@ -60,9 +60,7 @@ class FleetLoad:
     is_idle: bool
 
 
-def closes_at(
-    window: Window, limits: WindowLimits, load: FleetLoad
-) -> tuple[float, CloseReason]:
+def closes_at(window: Window, limits: WindowLimits, load: FleetLoad) -> tuple[float, CloseReason]:
     """The latest moment this window may stay open, monotonic seconds, and why it closes then."""
     if window.requests >= limits.max_requests:
         return window.last_arrival_at, CloseReason.FULL

@@ -1,0 +1,179 @@
+"""RouterService and AdminService over gRPC: convert, call the service, convert back."""
+
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+from typing_extensions import assert_never
+
+from controller.api.convert import (
+    account_to_proto,
+    decision_to_proto,
+    explanation_to_proto,
+    node_to_proto,
+    placement_to_proto,
+    request_from_proto,
+    served_model_to_proto,
+    weights_from_proto,
+    weights_to_proto,
+)
+from controller.api.service import RouterService
+from controller.config import BatchingSettings
+from controller.errors import RouterError, public_error
+from controller.ids import NodeId, RequestId
+from controller.request_manager.manager import InferEvent
+from controller.request_manager.records import Account
+from controller.request_manager.stream import RoutedTo, Text
+from pointsman.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def _abort(context: Context, error: RouterError) -> NoReturn:
+    public = public_error(error)
+    await context.abort(public.grpc_status, str(error), (("pointsman-error-code", public.code),))
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """What clients ask."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    async def Route(  # noqa: N802
+        self, request: router_pb2.RouteRequest, context: Context
+    ) -> router_pb2.RouteResponse:
+        """Decide for a batch and send nothing."""
+        try:
+            decision, placements = await self._service.route(
+                [request_from_proto(message) for message in request.requests],
+                request.policy or None,
+                weights_from_proto(request.weights) if request.HasField("weights") else None,
+            )
+        except RouterError as error:
+            await _abort(context, error)
+        return router_pb2.RouteResponse(
+            decision=decision_to_proto(decision),
+            placements=[placement_to_proto(placement) for placement in placements],
+        )
+
+    async def Infer(  # noqa: N802
+        self, request: router_pb2.InferRequest, context: Context
+    ) -> AsyncIterator[router_pb2.InferResponse]:
+        """Answer one request; the client's going away cancels this handler, and so the request."""
+        try:
+            inference = request_from_proto(request.request)
+            with self._service.admitted(inference) as events:
+                yield router_pb2.InferResponse(
+                    admitted=router_pb2.Admitted(request_id=inference.request_id)
+                )
+                async for event in events:
+                    yield _event_to_proto(event)
+        except RouterError as error:
+            await _abort(context, error)
+
+    async def Explain(  # noqa: N802
+        self, request: router_pb2.ExplainRequest, context: Context
+    ) -> router_pb2.ExplainResponse:
+        """Say why a request went where it went."""
+        try:
+            return explanation_to_proto(self._service.explain(RequestId(request.request_id)))
+        except RouterError as error:
+            await _abort(context, error)
+
+    async def ListModels(  # noqa: N802
+        self, request: router_pb2.ListModelsRequest, context: Context
+    ) -> router_pb2.ListModelsResponse:
+        """List the models that the fleet can answer with."""
+        return router_pb2.ListModelsResponse(
+            models=[served_model_to_proto(model) for model in self._service.models()]
+        )
+
+
+def _event_to_proto(event: InferEvent) -> router_pb2.InferResponse:
+    match event:
+        case RoutedTo():
+            return router_pb2.InferResponse(
+                routed=router_pb2.Routed(
+                    node_id=event.node_id,
+                    model=event.model,
+                    batch_id=event.batch_id,
+                    policy=event.policy,
+                )
+            )
+        case Text():
+            return router_pb2.InferResponse(
+                text=router_pb2.TextDelta(text=event.text, tokens=event.tokens)
+            )
+        case Account():
+            return router_pb2.InferResponse(account=account_to_proto(event))
+        case _:
+            assert_never(event)
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """What operators ask."""
+
+    def __init__(self, service: RouterService, batching: BatchingSettings) -> None:
+        self._service = service
+        self._batching = batching
+
+    async def ListNodes(  # noqa: N802
+        self, request: admin_pb2.ListNodesRequest, context: Context
+    ) -> admin_pb2.ListNodesResponse:
+        """List every known node."""
+        return admin_pb2.ListNodesResponse(
+            nodes=[node_to_proto(view) for view in self._service.nodes()]
+        )
+
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, context: Context
+    ) -> admin_pb2.DrainNodeResponse:
+        """Drain a node or lift it."""
+        try:
+            view = self._service.drain(NodeId(request.node_id), request.is_draining)
+        except RouterError as error:
+            await _abort(context, error)
+        return admin_pb2.DrainNodeResponse(node=node_to_proto(view))
+
+    async def ForgetNode(  # noqa: N802
+        self, request: admin_pb2.ForgetNodeRequest, context: Context
+    ) -> admin_pb2.ForgetNodeResponse:
+        """Drop an offline node."""
+        try:
+            self._service.forget(NodeId(request.node_id))
+        except RouterError as error:
+            await _abort(context, error)
+        return admin_pb2.ForgetNodeResponse()
+
+    async def GetPolicy(  # noqa: N802
+        self, request: admin_pb2.GetPolicyRequest, context: Context
+    ) -> admin_pb2.GetPolicyResponse:
+        """Tell the policy in force."""
+        choice = self._service.policy
+        return admin_pb2.GetPolicyResponse(
+            policy=choice.policy,
+            weights=weights_to_proto(choice.weights),
+            normalisation=choice.normalisation,
+            available_policies=self._service.available_policies,
+            window_seconds=self._batching.window_seconds,
+            max_batch_requests=self._batching.max_requests,
+        )
+
+    async def SetPolicy(  # noqa: N802
+        self, request: admin_pb2.SetPolicyRequest, context: Context
+    ) -> admin_pb2.SetPolicyResponse:
+        """Change the policy from the next window on."""
+        try:
+            choice = self._service.set_policy(
+                request.policy or None,
+                weights_from_proto(request.weights) if request.HasField("weights") else None,
+                request.normalisation or None,
+            )
+        except RouterError as error:
+            await _abort(context, error)
+        return admin_pb2.SetPolicyResponse(
+            policy=choice.policy,
+            weights=weights_to_proto(choice.weights),
+            normalisation=choice.normalisation,
+        )

@@ -1,0 +1,201 @@
+"""What routing a request means; gRPC, HTTP and CLI convert, call this and convert back."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from controller.api.validation import check_request
+from controller.config import LimitSettings
+from controller.domain.batch import BatchDecision, Placement, Weights
+from controller.domain.cluster import NodeState
+from controller.domain.request import InferenceRequest
+from controller.errors import InvalidRequestError, NodeBusyError, UnknownNodeError
+from controller.fleet.sessions import FleetSessions
+from controller.ids import ModelName, NodeId, RequestId
+from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState, is_routable
+from controller.request_manager.decider import Decider, PolicyChoice
+from controller.request_manager.manager import InferEvent, RequestManager
+from controller.request_manager.records import RequestRecord
+from controller.request_manager.refusals import unknown_model_error
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that the fleet can answer with now; `context_tokens` is the longest of any node."""
+
+    name: ModelName
+    family: str
+    parameters_billions: float
+    quantisation: str
+    context_tokens: int
+    node_ids: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as operators see it; derived from what routing uses."""
+
+    node_id: NodeId
+    record: NodeRecord
+    last_seen_seconds: float
+    backlog_seconds: float
+
+
+class RouterService:
+    """Route, infer, explain and administer; knows no transport."""
+
+    def __init__(
+        self,
+        limits: LimitSettings,
+        profiler: ProfilerState,
+        decider: Decider,
+        manager: RequestManager,
+        sessions: FleetSessions,
+    ) -> None:
+        self._limits = limits
+        self._profiler = profiler
+        self._decider = decider
+        self._manager = manager
+        self._sessions = sessions
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    async def route(
+        self,
+        requests: Sequence[InferenceRequest],
+        policy: str | None = None,
+        weights: Weights | None = None,
+    ) -> tuple[BatchDecision, list[Placement]]:
+        """Decide for a batch over the fleet as it is now, and send nothing.
+
+        Raises:
+            RouterError: the batch is empty, a request or the policy is wrong, or nobody is there.
+        """
+        if not requests:
+            raise InvalidRequestError("The batch is empty; send at least one request.")
+        for request in requests:
+            self._check(request)
+        return await self._decider.dry_run(
+            requests, self._profiler.snapshot(time.monotonic()), policy, weights
+        )
+
+    def admitted(
+        self, request: InferenceRequest
+    ) -> AbstractContextManager[AsyncIterator[InferEvent]]:
+        """Admit a request for as long as the context lasts; see `RequestManager.admitted`.
+
+        Raises:
+            RouterError: a field is wrong, the model is unknown, or the controller is full.
+        """
+        self._check(request)
+        return self._manager.admitted(request)
+
+    async def infer(self, request: InferenceRequest) -> AsyncIterator[InferEvent]:
+        """Answer one request; closing the iterator cancels it.
+
+        Yields:
+            RoutedTo, then Text as it comes, and at last one Account.
+
+        Raises:
+            RouterError: the request was refused, or its answer will not come.
+        """
+        with self.admitted(request) as events:
+            async for event in events:
+                yield event
+
+    def explain(self, request_id: RequestId) -> RequestRecord:
+        """Why a request went where it went.
+
+        Raises:
+            UnknownRequestError: there is no record of it.
+        """
+        return self._manager.records.get(request_id)
+
+    def models(self) -> list[ServedModel]:
+        """Models that the fleet can answer with now, in order of name."""
+        found: dict[ModelName, ServedModel] = {}
+        for node_id, record in sorted(self._profiler.nodes.items()):
+            for model in record.models if record.state is NodeState.READY else ():
+                if not is_routable(model):
+                    continue
+                known = found.get(model.name)
+                found[model.name] = ServedModel(
+                    model.name,
+                    model.family,
+                    model.parameters_billions,
+                    model.quantisation,
+                    max(model.context_tokens, known.context_tokens if known else 0),
+                    (*(known.node_ids if known else ()), node_id),
+                )
+        return [found[name] for name in sorted(found)]
+
+    def _check(self, request: InferenceRequest) -> None:
+        check_request(request, self._limits.max_prompt_bytes)
+        if request.model is None:
+            return
+        # A model that is loading, or on a node that is away, is known: routing refuses it for now.
+        known = {model.name for record in self._profiler.nodes.values() for model in record.models}
+        if request.model not in known:
+            raise unknown_model_error(request.model, (model.name for model in self.models()))
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def nodes(self) -> list[NodeView]:
+        """Every known node, in order of name."""
+        return [self._view(node_id) for node_id in sorted(self._profiler.nodes)]
+
+    def drain(self, node_id: NodeId, is_draining: bool) -> NodeView:
+        """Drain a node or lift it; repeats change nothing.
+
+        Raises:
+            UnknownNodeError: no node has this name.
+        """
+        self._known(node_id)
+        self._sessions.drain(node_id, is_draining)
+        return self._view(node_id)
+
+    def forget(self, node_id: NodeId) -> None:
+        """Drop an offline node from the list.
+
+        Raises:
+            UnknownNodeError: no node has this name.
+            NodeBusyError: it is connected.
+        """
+        if self._known(node_id).is_connected:
+            raise NodeBusyError(f"Node {node_id!r} is connected; stop its agent first.")
+        self._profiler.apply(NodeForgotten(node_id), time.monotonic())
+
+    @property
+    def policy(self) -> PolicyChoice:
+        """The policy in force."""
+        return self._decider.choice
+
+    @property
+    def available_policies(self) -> tuple[str, ...]:
+        """Names that `set_policy` takes."""
+        return self._decider.available_policies
+
+    def set_policy(
+        self, policy: str | None, weights: Weights | None, normalisation: str | None
+    ) -> PolicyChoice:
+        """Change what is given, from the next window on; None leaves as it is.
+
+        Raises:
+            UnknownPolicyError: no policy has this name.
+            InvalidRequestError: no normalisation has this name.
+        """
+        return self._decider.choose(policy, weights, normalisation)
+
+    def _known(self, node_id: NodeId) -> NodeRecord:
+        record = self._profiler.nodes.get(node_id)
+        if record is None:
+            names = ", ".join(sorted(self._profiler.nodes)) or "none"
+            raise UnknownNodeError(f"No node is called {node_id!r}. Known: {names}.")
+        return record
+
+    def _view(self, node_id: NodeId) -> NodeView:
+        record, now = self._profiler.nodes[node_id], time.monotonic()
+        return NodeView(
+            node_id, record, now - record.last_seen_at, record.requests.backlog_seconds(now)
+        )

@@ -1,0 +1,58 @@
+"""Whether a request makes sense, before it costs anybody anything."""
+
+import math
+
+from controller.domain.request import InferenceRequest
+from controller.errors import InvalidRequestError
+
+_ROLES = ("system", "user", "assistant")
+_MAX_ID_CHARACTERS = 128
+_MAX_STOP_STRINGS = 16
+
+
+def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
+    """Raise at the first thing that is wrong.
+
+    Raises:
+        InvalidRequestError: names the field and says what it must be.
+    """
+    if not request.request_id or len(request.request_id) > _MAX_ID_CHARACTERS:
+        raise InvalidRequestError(f"request_id: 1 to {_MAX_ID_CHARACTERS} characters.")
+    _check_prompt(request, max_prompt_bytes)
+    sampling = request.sampling
+    if sampling.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens: at least 1, not {sampling.max_tokens}.")
+    if not 0 <= sampling.temperature <= 10:
+        raise InvalidRequestError(f"temperature: 0 to 10, not {sampling.temperature:g}.")
+    if not 0 < sampling.top_p <= 1:
+        raise InvalidRequestError(f"top_p: above 0 and at most 1, not {sampling.top_p:g}.")
+    if sampling.top_k < 0:
+        raise InvalidRequestError(f"top_k: 0 or more, not {sampling.top_k}.")
+    if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
+        raise InvalidRequestError(f"seed: 0 to 2^64 - 1, not {sampling.seed}.")
+    if len(sampling.stop) > _MAX_STOP_STRINGS or not all(sampling.stop):
+        raise InvalidRequestError(f"stop: at most {_MAX_STOP_STRINGS} strings, none empty.")
+    limits = request.constraints
+    if limits.min_quality_ratio is not None and not 0 <= limits.min_quality_ratio <= 1:
+        raise InvalidRequestError(f"min_quality_ratio: 0 to 1, not {limits.min_quality_ratio:g}.")
+    if limits.deadline_seconds is not None and not 0 < limits.deadline_seconds < math.inf:
+        raise InvalidRequestError(f"deadline_seconds: above 0, not {limits.deadline_seconds:g}.")
+    if limits.max_price_usd is not None and not 0 <= limits.max_price_usd < math.inf:
+        raise InvalidRequestError(f"max_price_usd: 0 or more, not {limits.max_price_usd:g}.")
+
+
+def _check_prompt(request: InferenceRequest, max_prompt_bytes: int) -> None:
+    if not isinstance(request.prompt, str):
+        for message in request.prompt:
+            if message.role not in _ROLES:
+                raise InvalidRequestError(
+                    f"messages: role {message.role!r} is none of {', '.join(_ROLES)}."
+                )
+    if not request.text.strip():
+        raise InvalidRequestError("The prompt is empty; send some text to answer.")
+    try:
+        size = len(request.text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("The prompt is not valid Unicode text.") from error
+    if size > max_prompt_bytes:
+        raise InvalidRequestError(f"The prompt has {size} bytes; at most {max_prompt_bytes}.")

@@ -1,0 +1,123 @@
+"""The composition root: builds the parts, starts and stops them in order."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import structlog
+from anyio.abc import TaskStatus
+
+from controller.api.grpc_server import GrpcServer
+from controller.api.grpc_servicer import AdminServicer, RouterServicer
+from controller.api.service import RouterService
+from controller.config import Settings
+from controller.fleet.servicer import FleetServicer
+from controller.fleet.sessions import FleetSessions
+from controller.gateway.app import build_app, serve_http
+from controller.profiler.state import ProfilerState
+from controller.request_manager.decider import Decider
+from controller.request_manager.manager import RequestManager
+from controller.security.tls import ServerCertificate, server_certificate
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the controller answers; `http_address` is None when HTTP is off."""
+
+    grpc_address: str
+    http_address: str | None
+    ca_file: str | None
+
+
+async def serve(
+    settings: Settings, stop: asyncio.Event, on_ready: Callable[[Listening], None]
+) -> None:
+    """Serve until `stop` is set, then drain.
+
+    Raises:
+        ListenError: an address cannot be listened on.
+        SettingsError: the certificate cannot be used.
+    """
+    certificate = server_certificate(settings.server)
+    profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
+    decider = Decider(settings.routing)
+    sessions = FleetSessions(settings.fleet, profiler)
+    manager = RequestManager(
+        settings.batching,
+        settings.limits,
+        profiler,
+        decider,
+        sessions.send_work,
+        sessions.send_cancel,
+    )
+    sessions.on_progress = manager.on_progress
+    sessions.on_completion = manager.on_completion
+    sessions.on_lost = manager.on_node_lost
+    service = RouterService(settings.limits, profiler, decider, manager, sessions)
+
+    await decider.warm_up()
+    server = GrpcServer(
+        RouterServicer(service),
+        AdminServicer(service, settings.batching),
+        FleetServicer(sessions),
+    )
+    host, _, _ = settings.server.listen.rpartition(":")
+    port = await server.start(settings.server.listen, certificate)
+    http_stop = asyncio.Event()
+    http_address: str | None = None
+    started = time.monotonic()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(manager.run, name="request-manager")
+            tasks.start_soon(sessions.watch_leases, name="lease-watch")
+            tasks.start_soon(sessions.probe_paths, name="path-probes")
+            if settings.server.http_listen:
+                http_host, _, http_port = settings.server.http_listen.rpartition(":")
+                http_address = await tasks.start(
+                    _http, service, settings, http_host, int(http_port), certificate, http_stop
+                )
+            on_ready(
+                Listening(
+                    f"{host}:{port}",
+                    http_address,
+                    str(certificate.ca_file) if certificate and certificate.ca_file else None,
+                )
+            )
+            log.info("controller.started", listen=f"{host}:{port}", http=http_address)
+            await stop.wait()
+            log.info("controller.stopping", uptime_seconds=round(time.monotonic() - started, 1))
+            await server.refuse()
+            await manager.drain(settings.server.grace_seconds)
+            http_stop.set()
+            sessions.close()
+            await server.stop(1.0)
+            tasks.cancel_scope.cancel()
+    finally:
+        await server.stop(0)
+        decider.close()
+
+
+async def _http(
+    service: RouterService,
+    settings: Settings,
+    host: str,
+    port: int,
+    certificate: ServerCertificate | None,
+    stop: asyncio.Event,
+    *,
+    task_status: TaskStatus[str],
+) -> None:
+    scheme = "http" if certificate is None else "https"
+    await serve_http(
+        build_app(service),
+        host,
+        port,
+        certificate.chain_file if certificate else None,
+        certificate.key_file if certificate else None,
+        stop,
+        lambda bound: task_status.started(f"{scheme}://{host}:{bound}"),
+    )

@@ -1,0 +1,566 @@
+"""The command `edge-controller`: parses, calls one function, prints."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+import grpc
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from controller import __version__
+from controller.client import Client, ConnectError, Connection, connected
+from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+
+T = TypeVar("T")
+
+
+class CommandFailedError(click.ClickException):
+    """A failure of exit code 1, told in one sentence."""
+
+    exit_code = 1
+
+
+class Wrong(click.ClickException):
+    """Wrong usage, exit code 2."""
+
+    exit_code = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge-controller")
+def main() -> None:
+    """Route LLM requests over a fleet of edge agents."""
+
+
+# -- serve ----------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML settings.")
+@click.option("--listen", help="host:port for gRPC (clients, operators, agents).")
+@click.option("--http-listen", help="host:port for the OpenAI-compatible HTTP; '' turns it off.")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--insecure", is_flag=True, default=None, help="Serve without TLS.")
+@click.option("--tls-cert-file", help="PEM chain; without it a certificate is made in data-dir.")
+@click.option("--tls-key-file", help="PEM key of the chain.")
+@click.option("--tls-name", "tls_names", multiple=True, help="Further name of the certificate.")
+@click.option("--policy", help="Routing policy at start.")
+@click.option("--weights", help="quality,cost,energy,time, such as 0.4,0,0.2,0.4.")
+@click.option("--window-seconds", type=float, help="Batching interval.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+def serve(
+    config: Path | None,
+    listen: str | None,
+    http_listen: str | None,
+    data_dir: Path | None,
+    insecure: bool | None,
+    tls_cert_file: str | None,
+    tls_key_file: str | None,
+    tls_names: tuple[str, ...],
+    policy: str | None,
+    weights: str | None,
+    window_seconds: float | None,
+    log_level: str | None,
+) -> None:
+    """Run the controller until SIGTERM or Ctrl-C."""
+    from controller.config import SettingsError, load_settings
+    from controller.telemetry.logs import configure_logs
+
+    try:
+        settings = load_settings(
+            config,
+            overrides={
+                ("server", "listen"): listen,
+                ("server", "http_listen"): http_listen,
+                ("server", "data_dir"): data_dir,
+                ("server", "insecure"): insecure,
+                ("server", "tls_cert_file"): tls_cert_file,
+                ("server", "tls_key_file"): tls_key_file,
+                ("server", "tls_names"): tls_names or None,
+                ("server", "log_level"): log_level,
+                ("routing", "policy"): policy,
+                ("routing", "weights"): weights,
+                ("batching", "window_seconds"): window_seconds,
+            },
+        )
+    except SettingsError as error:
+        raise Wrong(str(error)) from error
+    configure_logs(settings.server.log_level)
+    from controller.api.grpc_server import ListenError
+    from controller.app import Listening
+    from controller.app import serve as run_controller
+    from controller.errors import RouterError
+    from controller.gateway.app import ListenError as HttpListenError
+
+    def ready(listening: Listening) -> None:
+        click.echo(
+            json.dumps(
+                {
+                    "listen": listening.grpc_address,
+                    "http": listening.http_address,
+                    "ca_file": listening.ca_file,
+                }
+            )
+        )
+        sys.stdout.flush()
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await run_controller(settings, stop, ready)
+
+    try:
+        asyncio.run(run())
+    except (ListenError, HttpListenError, SettingsError, RouterError) as error:
+        raise CommandFailedError(str(error)) from error
+    except BaseException as error:
+        for inner in _flatten(error):
+            if isinstance(inner, ListenError | HttpListenError):
+                raise CommandFailedError(str(inner)) from error
+        raise
+
+
+def _flatten(error: BaseException) -> Iterable[BaseException]:
+    """Exceptions inside the groups that task groups raise."""
+    inner = getattr(error, "exceptions", None)
+    if inner is None:
+        yield error
+        return
+    for one in inner:
+        yield from _flatten(one)
+
+
+# -- clients --------------------------------------------------------------------------------------
+
+
+def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--ca-file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            envvar="POINTSMAN_CA_FILE",
+            help="PEM of the authority that signed the controller's certificate.",
+        ),
+        click.option(
+            "--insecure", is_flag=True, envvar="POINTSMAN_INSECURE", help="Connect without TLS."
+        ),
+        click.option(
+            "--controller",
+            "address",
+            default="localhost:50551",
+            show_default=True,
+            envvar="POINTSMAN_CONTROLLER",
+            help="host:port of the controller.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    ):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    connection: Connection
+    as_json: bool
+
+
+def _target(address: str, insecure: bool, ca_file: Path | None, as_json: bool) -> _Target:
+    return _Target(Connection(address, insecure, ca_file), as_json)
+
+
+def _call(target: _Target, action: Callable[[Client], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with connected(target.connection) as client:
+            return await action(client)
+
+    return _run(run())
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except ConnectError as error:
+        raise CommandFailedError(str(error)) from error
+    except grpc.aio.AioRpcError as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
+def _fail(error: grpc.aio.AioRpcError) -> NoReturn:
+    wrong = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    text = error.details() or error.code().name
+    if error.code() in wrong:
+        raise Wrong(text) from error
+    raise CommandFailedError(f"{error.code().name.lower()}: {text}") from error
+
+
+def _print_json(message: Message) -> None:
+    click.echo(json.dumps(to_json(message), indent=2, ensure_ascii=False))
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """A message with the field names of the .proto files and every default filled in."""
+    found: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found
+
+
+@main.command()
+@click.argument("prompts", nargs=-1)
+@click.option(
+    "--file",
+    "source",
+    type=click.File("rb"),
+    help='One request a line, text or JSON such as {"prompt": ..., "model": ...}; - is stdin.',
+)
+@click.option("--model", help="Ask for this model.")
+@click.option("--max-tokens", type=int, default=256, show_default=True)
+@click.option("--policy", default="", help="Decide with this policy instead of the one in force.")
+@click.option("--weights", help="quality,cost,energy,time instead of those in force.")
+@_connection_options
+def route(
+    prompts: tuple[str, ...],
+    source: Any,
+    model: str | None,
+    max_tokens: int,
+    policy: str,
+    weights: str | None,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Decide where a batch would go, and send nothing."""
+    from controller import render
+
+    requests = [_request(prompt, model, max_tokens) for prompt in prompts]
+    requests += _requests_from_file(source, model, max_tokens) if source else []
+    if not requests:
+        raise click.UsageError("give at least one prompt, or --file")
+    message = router_pb2.RouteRequest(
+        requests=requests,
+        policy=policy,
+        weights=_parse_weights(weights) if weights is not None else None,
+    )
+    target = _target(address, insecure, ca_file, as_json)
+
+    async def call(client: Client) -> router_pb2.RouteResponse:
+        return await client.router.Route(message, timeout=30)
+
+    response = _call(target, call)
+    if as_json:
+        _print_json(response)
+    else:
+        render.print_route(response)
+
+
+def _request(prompt: str, model: str | None, max_tokens: int) -> types_pb2.InferenceRequest:
+    _check_text(prompt)
+    return types_pb2.InferenceRequest(
+        model=model or "",
+        chat=types_pb2.Chat(messages=[types_pb2.ChatMessage(role="user", content=prompt)]),
+        sampling=types_pb2.SamplingParameters(max_tokens=max_tokens),
+    )
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Wrong("the prompt is not valid UTF-8; check the terminal's encoding") from error
+
+
+def _requests_from_file(
+    source: Any, model: str | None, max_tokens: int
+) -> list[types_pb2.InferenceRequest]:
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    requests = []
+    for number, raw in enumerate(source, 1):
+        try:
+            line = raw.decode().strip()
+        except UnicodeDecodeError as error:
+            raise Wrong(f"line {number}: not valid UTF-8 ({error.reason})") from error
+        if not line:
+            continue
+        if not line.startswith("{"):
+            requests.append(_request(line, model, max_tokens))
+            continue
+        try:
+            message = ParseDict(json.loads(line), types_pb2.InferenceRequest())
+        except (json.JSONDecodeError, ParseError) as error:
+            raise Wrong(f"line {number}: {error}") from error
+        if model and not message.model:
+            message.model = model
+        requests.append(message)
+    return requests
+
+
+def _parse_weights(text: str) -> types_pb2.ObjectiveWeights:
+    try:
+        quality, cost, energy, time = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise Wrong(f"--weights: four numbers quality,cost,energy,time, not {text!r}") from error
+    return types_pb2.ObjectiveWeights(quality=quality, cost=cost, energy=energy, time=time)
+
+
+@main.command()
+@click.argument("prompt")
+@click.option("--model", help="Ask for this model; otherwise the controller chooses.")
+@click.option("--system", help="System message.")
+@click.option("--raw", is_flag=True, help="Send the prompt as it stands, without a chat template.")
+@click.option("--max-tokens", type=int, default=256, show_default=True)
+@click.option("--temperature", type=float)
+@click.option("--top-p", type=float)
+@click.option("--top-k", type=int)
+@click.option("--seed", type=int)
+@click.option("--stop", multiple=True, help="End before this text; may be given again.")
+@click.option("--request-id", default="", help="Your own id, for `explain`.")
+@click.option("--min-quality", type=float, help="Least predicted quality, 0 to 1.")
+@click.option("--deadline-seconds", type=float, help="Latest predicted finish.")
+@click.option("--max-price-usd", type=float)
+@click.option("--edge-only", is_flag=True, help="The prompt must not leave edge nodes.")
+@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds.")
+@_connection_options
+def infer(
+    prompt: str,
+    model: str | None,
+    system: str | None,
+    raw: bool,
+    max_tokens: int,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    seed: int | None,
+    stop: tuple[str, ...],
+    request_id: str,
+    min_quality: float | None,
+    deadline_seconds: float | None,
+    max_price_usd: float | None,
+    edge_only: bool,
+    timeout: float,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer one prompt; the text streams to standard output, the account to standard error."""
+    from controller import render
+
+    _check_text(prompt)
+    try:
+        message = types_pb2.InferenceRequest(
+            request_id=request_id,
+            model=model or "",
+            sampling=types_pb2.SamplingParameters(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                stop=stop,
+            ),
+            constraints=types_pb2.RequestConstraints(
+                min_quality_ratio=min_quality,
+                deadline_seconds=deadline_seconds,
+                max_price_usd=max_price_usd,
+                edge_only=edge_only,
+            ),
+        )
+    except ValueError as error:  # a number outside the field's range
+        raise Wrong(str(error)) from error
+    if raw:
+        message.prompt = prompt
+    else:
+        turns = [("system", system)] if system else []
+        turns.append(("user", prompt))
+        message.chat.messages.extend(
+            types_pb2.ChatMessage(role=role, content=content) for role, content in turns
+        )
+    target = _target(address, insecure, ca_file, as_json)
+
+    async def call(client: Client) -> tuple[str, router_pb2.Account]:
+        pieces: list[str] = []
+        stream = client.router.Infer(router_pb2.InferRequest(request=message), timeout=timeout)
+        async for event in stream:
+            match event.WhichOneof("event"):
+                case "text":
+                    pieces.append(event.text.text)
+                    if not as_json:
+                        click.echo(event.text.text, nl=False)
+                        sys.stdout.flush()
+                case "account":
+                    return "".join(pieces), event.account
+        raise CommandFailedError("the answer ended without its account")
+
+    try:
+        text, account = _call(target, call)
+    except click.ClickException:
+        if not as_json:
+            click.echo()
+        raise
+    if as_json:
+        body = {"text": text, "account": to_json(account)}
+        click.echo(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        click.echo()
+        render.print_account(account)
+
+
+@main.command()
+@click.argument("request_id")
+@_connection_options
+def explain(
+    request_id: str, address: str, insecure: bool, ca_file: Path | None, as_json: bool
+) -> None:
+    """Say why a request went where it went."""
+    from controller import render
+
+    target = _target(address, insecure, ca_file, as_json)
+
+    async def call(client: Client) -> router_pb2.ExplainResponse:
+        return await client.router.Explain(
+            router_pb2.ExplainRequest(request_id=request_id), timeout=10
+        )
+
+    response = _call(target, call)
+    if as_json:
+        _print_json(response)
+    else:
+        render.print_explanation(request_id, response)
+
+
+@main.group(invoke_without_command=True)
+@_connection_options
+@click.pass_context
+def nodes(
+    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
+) -> None:
+    """List the nodes; drain, undrain or forget one."""
+    from controller import render
+
+    context.obj = _target(address, insecure, ca_file, as_json)
+    if context.invoked_subcommand is not None:
+        return
+
+    async def call(client: Client) -> admin_pb2.ListNodesResponse:
+        return await client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=10)
+
+    response = _call(context.obj, call)
+    if as_json:
+        _print_json(response)
+    else:
+        render.print_nodes(response)
+
+
+@nodes.command()
+@click.argument("node_id")
+@click.pass_obj
+def drain(target: _Target, node_id: str) -> None:
+    """Let a node finish what it has and send it nothing new."""
+    _set_draining(target, node_id, True)
+
+
+@nodes.command()
+@click.argument("node_id")
+@click.pass_obj
+def undrain(target: _Target, node_id: str) -> None:
+    """Send a drained node requests again."""
+    _set_draining(target, node_id, False)
+
+
+def _set_draining(target: _Target, node_id: str, is_draining: bool) -> None:
+    async def call(client: Client) -> admin_pb2.DrainNodeResponse:
+        request = admin_pb2.DrainNodeRequest(node_id=node_id, is_draining=is_draining)
+        return await client.admin.DrainNode(request, timeout=10)
+
+    response = _call(target, call)
+    if target.as_json:
+        _print_json(response)
+    else:
+        click.echo(f"{node_id} is {response.node.state}")
+
+
+@nodes.command()
+@click.argument("node_id")
+@click.pass_obj
+def forget(target: _Target, node_id: str) -> None:
+    """Drop an offline node from the list."""
+
+    async def call(client: Client) -> admin_pb2.ForgetNodeResponse:
+        return await client.admin.ForgetNode(
+            admin_pb2.ForgetNodeRequest(node_id=node_id), timeout=10
+        )
+
+    response = _call(target, call)
+    if target.as_json:
+        _print_json(response)
+    else:
+        click.echo(f"{node_id} is forgotten")
+
+
+@main.group(invoke_without_command=True)
+@_connection_options
+@click.pass_context
+def policy(
+    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
+) -> None:
+    """Show the policy in force; `policy set` changes it."""
+    from controller import render
+
+    context.obj = _target(address, insecure, ca_file, as_json)
+    if context.invoked_subcommand is not None:
+        return
+
+    async def call(client: Client) -> admin_pb2.GetPolicyResponse:
+        return await client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=10)
+
+    response = _call(context.obj, call)
+    if as_json:
+        _print_json(response)
+    else:
+        render.print_policy(response)
+
+
+@policy.command("set")
+@click.argument("name", required=False, default="")
+@click.option("--weights", help="quality,cost,energy,time.")
+@click.option("--normalisation", default="", help="payoff, minmax or random.")
+@click.pass_obj
+def set_policy(target: _Target, name: str, weights: str | None, normalisation: str) -> None:
+    """Change the policy, its weights or its normalisation from the next batch on."""
+    if not (name or weights is not None or normalisation):
+        raise click.UsageError("give a policy's name, --weights or --normalisation")
+    request = admin_pb2.SetPolicyRequest(
+        policy=name,
+        weights=_parse_weights(weights) if weights is not None else None,
+        normalisation=normalisation,
+    )
+
+    async def call(client: Client) -> admin_pb2.SetPolicyResponse:
+        return await client.admin.SetPolicy(request, timeout=10)
+
+    response = _call(target, call)
+    if target.as_json:
+        _print_json(response)
+    else:
+        values = response.weights
+        click.echo(
+            f"{response.policy}, weights quality {values.quality:g}, cost {values.cost:g}, "
+            f"energy {values.energy:g}, time {values.time:g}, {response.normalisation}"
+        )
+
+
+if __name__ == "__main__":
+    main()

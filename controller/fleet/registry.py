@@ -1,0 +1,99 @@
+"""Which nodes are here, and until when.
+
+Pure: takes `now`, monotonic seconds of receipt at the controller. A node's own clock is never
+asked, since boards without a clock battery jump after boot.
+"""
+
+from dataclasses import dataclass, replace
+
+from controller.ids import NodeId, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One stream of one agent instance; `leased_until` is monotonic seconds."""
+
+    session_id: SessionId
+    node_id: NodeId
+    instance_id: str
+    leased_until: float
+
+
+class Registry:
+    """Sessions and leases.
+
+    Args:
+        lease_seconds: a node that sends nothing for this long counts as gone.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        self._by_node: dict[NodeId, Session] = {}
+        self._draining: set[NodeId] = set()
+        self._acked: dict[tuple[NodeId, str], int] = {}
+        self._checked_at: float | None = None
+
+    def begin(
+        self, session_id: SessionId, node_id: NodeId, instance_id: str, now: float
+    ) -> Session | None:
+        """Begin a session; returns the one it replaces, whose stream must be closed."""
+        old = self._by_node.get(node_id)
+        self._by_node[node_id] = Session(
+            session_id, node_id, instance_id, now + self._lease_seconds
+        )
+        if old is not None and old.instance_id != instance_id:
+            self._acked.pop((node_id, old.instance_id), None)
+        return old
+
+    def is_current(self, session_id: SessionId, node_id: NodeId) -> bool:
+        """Whether this session still speaks for its node."""
+        session = self._by_node.get(node_id)
+        return session is not None and session.session_id == session_id
+
+    def renew(self, node_id: NodeId, now: float) -> None:
+        """Something arrived from the node."""
+        session = self._by_node.get(node_id)
+        if session is not None:
+            self._by_node[node_id] = replace(session, leased_until=now + self._lease_seconds)
+
+    def end(self, session_id: SessionId, node_id: NodeId) -> bool:
+        """End a session; False when a newer one has replaced it already."""
+        if not self.is_current(session_id, node_id):
+            return False
+        del self._by_node[node_id]
+        return True
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease has run out; call it a few times per lease.
+
+        When the controller itself was stalled since the last call, what the nodes sent meanwhile
+        still waits to be read, so everybody gets one more lease (case L3).
+        """
+        last, self._checked_at = self._checked_at, now
+        if last is not None and now - last > self._lease_seconds / 2:
+            for node_id in list(self._by_node):
+                self.renew(node_id, now)
+            return []
+        return [session for session in self._by_node.values() if session.leased_until <= now]
+
+    def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
+        """The last fact of this agent instance that has arrived."""
+        return self._acked.get((node_id, instance_id), 0)
+
+    def accept(self, node_id: NodeId, instance_id: str, sequence: int) -> bool:
+        """Take note of a numbered fact; False for one that has arrived before."""
+        if sequence <= self.acked_sequence(node_id, instance_id):
+            return False
+        self._acked[node_id, instance_id] = sequence
+        return True
+
+    def set_draining(self, node_id: NodeId, is_draining: bool) -> None:
+        """Remember an operator's order over reconnects."""
+        if is_draining:
+            self._draining.add(node_id)
+        else:
+            self._draining.discard(node_id)
+
+    def is_draining(self, node_id: NodeId) -> bool:
+        """Whether an operator drains this node."""
+        return node_id in self._draining

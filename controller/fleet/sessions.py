@@ -1,0 +1,250 @@
+"""What happens when agents come, speak and go: the shell around registry, links and profiler."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from controller.config import FleetSettings
+from controller.domain.batch import Placement
+from controller.domain.completion import Completion
+from controller.domain.request import InferenceRequest
+from controller.fleet.convert import (
+    BadReportError,
+    completion_from_proto,
+    health_from_proto,
+    hello_from_proto,
+    models_from_proto,
+    work_order,
+)
+from controller.fleet.links import NodeLink
+from controller.fleet.registry import Registry
+from controller.ids import NodeId, RequestId, SessionId
+from controller.profiler.state import (
+    DrainChanged,
+    HealthReported,
+    ModelsReported,
+    NodeConnected,
+    NodeDisconnected,
+    ProfilerState,
+    RoundTripMeasured,
+)
+from pointsman.v1 import fleet_pb2
+
+log = structlog.get_logger()
+
+PROTOCOL_VERSIONS: Final = range(1, 2)
+"""Versions of pointsman.v1's fleet conversation that this controller speaks."""
+
+OnProgress = Callable[[NodeId, RequestId, int, str, int], None]
+OnCompletion = Callable[[NodeId, RequestId, int, Completion], None]
+OnLost = Callable[[NodeId, str], None]
+
+
+class IncompatibleVersionError(Exception):
+    """The agent speaks no version of the protocol that this controller speaks."""
+
+
+class FleetSessions:
+    """Every connected agent. Belongs to the event loop; nothing here waits for a node.
+
+    `on_progress`, `on_completion` and `on_lost` are set by the composition root, since the request
+    manager and the fleet need each other.
+    """
+
+    def __init__(self, settings: FleetSettings, profiler: ProfilerState) -> None:
+        self._settings = settings
+        self._profiler = profiler
+        self._registry = Registry(settings.lease_seconds)
+        self._links: dict[NodeId, NodeLink] = {}
+        self._probes: dict[int, tuple[NodeId, float]] = {}
+        self._next_number = 1
+        self.on_progress: OnProgress = lambda *_: None
+        self.on_completion: OnCompletion = lambda *_: None
+        self.on_lost: OnLost = lambda *_: None
+
+    # -- agents -----------------------------------------------------------------------------------
+
+    def connect(self, message: fleet_pb2.Hello) -> NodeLink:
+        """Begin a session; an older one of the same node ends.
+
+        Raises:
+            IncompatibleVersionError: no common protocol version.
+            BadReportError: the introduction cannot be.
+        """
+        version = min(message.max_protocol_version, PROTOCOL_VERSIONS[-1])
+        if version < max(message.min_protocol_version, PROTOCOL_VERSIONS[0]):
+            raise IncompatibleVersionError(
+                f"the agent speaks protocol {message.min_protocol_version} to "
+                f"{message.max_protocol_version}, this controller {PROTOCOL_VERSIONS[0]} to "
+                f"{PROTOCOL_VERSIONS[-1]}; update the older of the two"
+            )
+        hello = hello_from_proto(message)
+        now = time.monotonic()
+        session_id = SessionId(f"{hello.node_id}-{self._next_number}")
+        self._next_number += 1
+        old = self._registry.begin(session_id, hello.node_id, hello.instance_id, now)
+        if old is not None:
+            self._lose(hello.node_id, "the agent connected anew")
+        link = NodeLink(hello.node_id, session_id)
+        self._links[hello.node_id] = link
+        is_draining = self._registry.is_draining(hello.node_id)
+        self._profiler.apply(NodeConnected(hello, is_draining), now)
+        link.send(
+            fleet_pb2.ConnectResponse(
+                welcome=fleet_pb2.Welcome(
+                    protocol_version=version,
+                    session_id=session_id,
+                    health_interval_seconds=self._settings.health_interval_seconds,
+                    lease_seconds=self._settings.lease_seconds,
+                    is_draining=is_draining,
+                    acked_sequence=self._registry.acked_sequence(hello.node_id, hello.instance_id),
+                )
+            )
+        )
+        self._probe(link)
+        log.info(
+            "node.connected",
+            node_id=hello.node_id,
+            hardware=hello.attributes.hardware,
+            models=[model.name for model in hello.models],
+        )
+        return link
+
+    def receive(self, link: NodeLink, message: fleet_pb2.ConnectRequest, instance_id: str) -> None:
+        """Take in one message; numbered repeats are dropped and acknowledged again.
+
+        Raises:
+            BadReportError: it reports what cannot be.
+        """
+        if not self._registry.is_current(link.session_id, link.node_id):
+            return
+        now = time.monotonic()
+        self._registry.renew(link.node_id, now)
+        if message.sequence:
+            is_new = self._registry.accept(link.node_id, instance_id, message.sequence)
+            acked = self._registry.acked_sequence(link.node_id, instance_id)
+            link.send(fleet_pb2.ConnectResponse(acked_sequence=acked))
+            if not is_new:
+                return
+        node_id = link.node_id
+        match message.WhichOneof("message"):
+            case "health":
+                self._profiler.apply(
+                    HealthReported(node_id, health_from_proto(message.health)), now
+                )
+            case "models":
+                models = models_from_proto(message.models.models)
+                self._profiler.apply(ModelsReported(node_id, models), now)
+            case "progress":
+                progress = message.progress
+                self.on_progress(
+                    node_id,
+                    RequestId(progress.request_id),
+                    progress.attempt,
+                    progress.text,
+                    progress.tokens,
+                )
+            case "completion":
+                completion = message.completion
+                self.on_completion(
+                    node_id,
+                    RequestId(completion.request_id),
+                    completion.attempt,
+                    completion_from_proto(completion),
+                )
+            case "probe_echo":
+                sent = self._probes.pop(message.probe_echo.nonce, None)
+                if sent is not None and sent[0] == node_id:
+                    self._profiler.apply(RoundTripMeasured(node_id, now - sent[1]), now)
+            case "goodbye":
+                # It finishes what it has; the stream ends when it is done.
+                self._profiler.apply(DrainChanged(node_id, True), now)
+                log.info("node.leaving", node_id=node_id, reason=message.goodbye.reason)
+            case "hello":
+                raise BadReportError("a second Hello in one session")
+            case _:
+                pass  # a newer agent's message; unknown fields are ignored by design
+
+    def disconnect(self, link: NodeLink, why: str) -> None:
+        """The stream has ended; nothing happens when a newer session speaks for the node."""
+        link.close(why)
+        if self._registry.end(link.session_id, link.node_id):
+            self._lose(link.node_id, why)
+
+    def _lose(self, node_id: NodeId, why: str) -> None:
+        link = self._links.pop(node_id, None)
+        if link is not None:
+            link.close(why)
+        self._probes = {n: sent for n, sent in self._probes.items() if sent[0] != node_id}
+        self._profiler.apply(NodeDisconnected(node_id), time.monotonic())
+        log.warning("node.lost", node_id=node_id, reason=why)
+        self.on_lost(node_id, why)
+
+    # -- orders -----------------------------------------------------------------------------------
+
+    def send_work(
+        self,
+        node_id: NodeId,
+        request: InferenceRequest,
+        attempt: int,
+        placement: Placement,
+        time_limit_seconds: float,
+    ) -> bool:
+        """Send a request to its node; False when the node is not there."""
+        link, chosen = self._links.get(node_id), placement.chosen
+        if link is None or chosen is None:
+            return False
+        order = work_order(request, attempt, chosen.model, time_limit_seconds)
+        return link.send(fleet_pb2.ConnectResponse(work=order))
+
+    def send_cancel(self, node_id: NodeId, request_id: RequestId, attempt: int) -> None:
+        """Tell a node to stop; a node that is gone has stopped already."""
+        link = self._links.get(node_id)
+        if link is not None:
+            cancel = fleet_pb2.CancelWork(request_id=request_id, attempt=attempt)
+            link.send(fleet_pb2.ConnectResponse(cancel=cancel))
+
+    def drain(self, node_id: NodeId, is_draining: bool) -> None:
+        """Drain a node or lift it, also over its reconnects."""
+        self._registry.set_draining(node_id, is_draining)
+        self._profiler.apply(DrainChanged(node_id, is_draining), time.monotonic())
+        link = self._links.get(node_id)
+        if link is not None:
+            order = fleet_pb2.DrainOrder(is_draining=is_draining)
+            link.send(fleet_pb2.ConnectResponse(drain=order))
+
+    def _probe(self, link: NodeLink) -> None:
+        number = self._next_number
+        self._next_number += 1
+        self._probes[number] = (link.node_id, time.monotonic())
+        link.send(fleet_pb2.ConnectResponse(probe=fleet_pb2.Probe(nonce=number)))
+
+    # -- time -------------------------------------------------------------------------------------
+
+    async def watch_leases(self) -> None:
+        """End the sessions of silent nodes, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 8)
+            for session in self._registry.expired(time.monotonic()):
+                link = self._links.get(session.node_id)
+                if link is not None:
+                    self.disconnect(
+                        link, f"nothing was heard for {self._settings.lease_seconds:g} s"
+                    )
+
+    async def probe_paths(self) -> None:
+        """Measure every node's round trip now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.probe_interval_seconds)
+            outstanding = {node_id for node_id, _ in self._probes.values()}
+            for link in list(self._links.values()):
+                if link.node_id not in outstanding:
+                    self._probe(link)
+
+    def close(self) -> None:
+        """End every session."""
+        for link in list(self._links.values()):
+            link.close("the controller is stopping")

@@ -1,0 +1,162 @@
+"""Tables for people."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+
+
+def _console(stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 160, highlight=False)
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}g}"
+
+
+def _objective_line(decision: router_pb2.Decision) -> str:
+    bound = ""
+    if decision.HasField("lower_bound"):
+        bound = f" (no assignment is below {decision.lower_bound:.4f})"
+    fallback = f" [fell back: {decision.fallback_reason}]" if decision.fallback_reason else ""
+    return (
+        f"{decision.policy}: J {decision.objective:.4f}{bound}, quality loss "
+        f"{decision.quality_loss:.3f}, {decision.cost_usd:.4g} USD, "
+        f"{decision.energy_joules:.4g} J, done in {decision.completion_seconds:.3g} s; "
+        f"decided in {decision.decision_milliseconds:.1f} ms{fallback}"
+    )
+
+
+def print_route(response: router_pb2.RouteResponse) -> None:
+    """A dry run."""
+    table = Table(title=None)
+    for name in ("request", "node", "model", "quality", "joules", "USD", "done after s", "why not"):
+        table.add_column(name, overflow="fold")
+    for placement in response.placements:
+        if placement.HasField("chosen"):
+            chosen = placement.chosen
+            table.add_row(
+                placement.request_id,
+                chosen.node_id,
+                chosen.model,
+                _number(chosen.quality_ratio),
+                _number(chosen.energy_joules),
+                _number(chosen.cost_usd),
+                _number(chosen.finish_seconds),
+                "",
+            )
+        else:
+            reasons = "; ".join(
+                f"{other.node_id}/{other.model}: {other.refusal}" for other in placement.others
+            )
+            table.add_row(placement.request_id, "-", "-", "-", "-", "-", "-", reasons)
+    console = _console()
+    console.print(table)
+    console.print(_objective_line(response.decision))
+
+
+def print_account(account: router_pb2.Account) -> None:
+    """One finished request, in a line on standard error."""
+    usage = account.usage
+    energy = ""
+    if usage.HasField("energy_joules"):
+        estimated = " estimated" if usage.energy_source == types_pb2.POWER_SOURCE_ESTIMATE else ""
+        energy = f", {usage.energy_joules:.3g} J{estimated}"
+    _console(stderr=True).print(
+        f"[dim]{account.request_id}: {account.model} on {account.node_id}; "
+        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, first after "
+        f"{account.first_token_seconds:.2f} s, all after {account.total_seconds:.2f} s"
+        f"{energy}[/dim]"
+    )
+
+
+def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> None:
+    """Why a request went where it went."""
+    console = _console()
+    console.print(
+        f"{request_id}: {response.state}" + (f" ({response.error})" * bool(response.error))
+    )
+    if not response.HasField("decision"):
+        console.print("Its window has not closed yet.")
+        return
+    decision, placement = response.decision, response.placement
+    console.print(
+        f"Batch {decision.batch_id} of {decision.batch_size}. {_objective_line(decision)}"
+    )
+    table = Table()
+    for name in (
+        "",
+        "node",
+        "model",
+        "quality",
+        "joules",
+        "USD",
+        "alone s",
+        "network s",
+        "refused",
+    ):
+        table.add_column(name, overflow="fold")
+    chosen = [placement.chosen] if placement.HasField("chosen") else []
+    for mark, candidate in [("->", c) for c in chosen] + [("", c) for c in placement.others]:
+        table.add_row(
+            mark,
+            candidate.node_id,
+            candidate.model,
+            f"{candidate.quality_ratio:.3f} ({candidate.quality_source})",
+            _number(candidate.energy_joules),
+            _number(candidate.cost_usd),
+            _number(candidate.latency_seconds),
+            _number(candidate.network_seconds),
+            candidate.refusal,
+        )
+    console.print(table)
+    if response.HasField("account"):
+        account = response.account
+        console.print(
+            f"Predicted to finish {account.predicted_finish_seconds:.2f} s after the window "
+            f"closed; took {account.measured_finish_seconds:.2f} s."
+        )
+
+
+def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
+    """The fleet."""
+    table = Table()
+    columns = "node,state,kind,hardware,models,CPU,power,RTT ms,backlog s,running,done,failed"
+    for name in columns.split(","):
+        table.add_column(name, overflow="fold")
+    for node in response.nodes:
+        health = node.health if node.HasField("health") else None
+        power = "-"
+        if health is not None and health.HasField("power_watts"):
+            mark = "~" if health.power_source == types_pb2.POWER_SOURCE_ESTIMATE else ""
+            power = f"{mark}{health.power_watts:.1f} W"
+        table.add_row(
+            node.node_id,
+            node.state,
+            types_pb2.NodeKind.Name(node.attributes.kind).removeprefix("NODE_KIND_").lower(),
+            node.attributes.hardware,
+            ", ".join(model.name for model in node.models) or "-",
+            "-" if health is None else f"{100 * health.cpu_utilisation_ratio:.0f} %",
+            power,
+            _number(1000 * node.round_trip_seconds) if node.HasField("round_trip_seconds") else "-",
+            _number(node.backlog_seconds),
+            str(node.inflight_requests),
+            str(node.completed_requests),
+            str(node.failed_requests),
+        )
+    console = _console()
+    console.print(table if response.nodes else "No node has connected yet.")
+
+
+def print_policy(response: admin_pb2.GetPolicyResponse) -> None:
+    """What decides."""
+    weights = response.weights
+    _console().print(
+        f"{response.policy}, weights quality {weights.quality:g}, cost {weights.cost:g}, energy "
+        f"{weights.energy:g}, time {weights.time:g}, {response.normalisation}; window "
+        f"{response.window_seconds:g} s, at most {response.max_batch_requests} requests\n"
+        f"available: {', '.join(response.available_policies)}"
+    )

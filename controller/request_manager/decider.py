@@ -1,0 +1,307 @@
+"""A batch and a snapshot in, placements out: the shell around the pure routing core.
+
+The policy thinks in a thread of its own, is timed, and when it fails or overruns its budget by far
+the batch goes to the least loaded nodes instead, and the decision says so (case R18).
+"""
+
+import asyncio
+import difflib
+import math
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import structlog
+
+from controller.config import RoutingSettings
+from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
+from controller.domain.cluster import ClusterSnapshot
+from controller.domain.request import InferenceRequest
+from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
+from controller.ids import BatchId, NodeId
+from controller.routing.evaluator import evaluate, evaluate_one
+from controller.routing.formulation import FormulatedBatch, formulate
+from controller.routing.objective import bounds_of, objectives
+from controller.routing.policies import UnknownPolicy, policy_named, policy_names, warm_up
+from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
+from controller.routing.problem import Normalisation, RoutingProblem
+from controller.routing.queueing import finish_seconds
+
+log = structlog.get_logger()
+
+FALLBACK_POLICY: Final = "least-loaded"
+
+_OVERRUN_SECONDS: Final = 2.0
+"""How far a policy may overrun before nobody waits for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """What decides: a policy's name, the objective's weights and its normalisation."""
+
+    policy: str
+    weights: Weights
+    normalisation: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    assignment: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+    lower_bound: float | None
+    policy: str
+    fallback_reason: str
+
+
+class Decider:
+    """Decides batches with the policy in force.
+
+    Raises:
+        UnknownPolicyError: the settings name no policy.
+    """
+
+    def __init__(self, settings: RoutingSettings) -> None:
+        self._settings = settings
+        self._rng = np.random.default_rng(settings.seed)
+        self._policy = _policy(settings.policy)
+        self._choice = PolicyChoice(
+            self._policy.name, Weights.scaled(*settings.weights), settings.normalisation
+        )
+        self._threads = _new_threads()
+
+    @property
+    def choice(self) -> PolicyChoice:
+        """The policy in force."""
+        return self._choice
+
+    @property
+    def available_policies(self) -> tuple[str, ...]:
+        """Names that `choose` takes."""
+        return policy_names()
+
+    def choose(
+        self, policy: str | None, weights: Weights | None, normalisation: str | None
+    ) -> PolicyChoice:
+        """Change what is given, from the next batch on; all or nothing.
+
+        Raises:
+            UnknownPolicyError: no policy has this name.
+            InvalidRequestError: no normalisation has this name.
+        """
+        normalisation = normalisation or self._choice.normalisation
+        known = [form.value for form in Normalisation]
+        if normalisation not in known:
+            near = difflib.get_close_matches(normalisation, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}."
+            raise InvalidRequestError(f"No normalisation is called {normalisation!r}; {hint}")
+        if policy is not None:
+            self._policy = _policy(policy)
+        self._choice = PolicyChoice(
+            self._policy.name, weights or self._choice.weights, normalisation
+        )
+        return self._choice
+
+    async def decide(
+        self,
+        requests: Sequence[InferenceRequest],
+        snapshot: ClusterSnapshot,
+        excluded_nodes: Sequence[Collection[NodeId]] = (),
+    ) -> tuple[BatchDecision, list[Placement]]:
+        """Decide a batch with the policy in force.
+
+        Args:
+            excluded_nodes: for each request, nodes that failed it; used again only when nothing
+                else is left.
+
+        Raises:
+            NoDestinationError: nobody is there.
+        """
+        return await self._decide(requests, snapshot, excluded_nodes, self._policy, self._choice)
+
+    async def dry_run(
+        self,
+        requests: Sequence[InferenceRequest],
+        snapshot: ClusterSnapshot,
+        policy: str | None,
+        weights: Weights | None,
+    ) -> tuple[BatchDecision, list[Placement]]:
+        """Decide a batch and change nothing: policies that keep a place keep theirs.
+
+        Raises:
+            UnknownPolicyError: no policy has this name.
+            NoDestinationError: nobody is there.
+        """
+        fresh = _policy(policy or self._choice.policy)
+        choice = replace(self._choice, policy=fresh.name, weights=weights or self._choice.weights)
+        return await self._decide(requests, snapshot, (), fresh, choice)
+
+    async def _decide(
+        self,
+        requests: Sequence[InferenceRequest],
+        snapshot: ClusterSnapshot,
+        excluded_nodes: Sequence[Collection[NodeId]],
+        policy: RoutingPolicy,
+        choice: PolicyChoice,
+    ) -> tuple[BatchDecision, list[Placement]]:
+        started = time.perf_counter()
+        if not snapshot.destinations:
+            raise NoDestinationError("No node with a loaded model is connected; start an agent.")
+        rng = np.random.default_rng(self._rng.integers(2**63))
+        loop = asyncio.get_running_loop()
+        batch = await loop.run_in_executor(
+            self._threads, _formulate, requests, snapshot, choice, excluded_nodes
+        )
+        chosen = await self._ask(policy, batch.problem, rng)
+        return _describe(batch, requests, choice, chosen, started)
+
+    async def _ask(
+        self, policy: RoutingPolicy, problem: RoutingProblem, rng: np.random.Generator
+    ) -> _Chosen:
+        budget = Budget(seconds=self._settings.budget_seconds)
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._threads, policy.decide, problem, rng, budget)
+        limit = self._settings.budget_seconds + _OVERRUN_SECONDS
+        try:
+            decision = await asyncio.wait_for(call, limit)
+            reason = _what_is_wrong(problem, decision.assignment)
+        except asyncio.TimeoutError:
+            reason = f"{policy.name} did not answer within {limit:g} s"
+            # Its thread cannot be stopped; the next batch gets a new one.
+            self._threads.shutdown(wait=False)
+            self._threads = _new_threads()
+        except Exception as error:
+            log.exception("policy.failed", policy=policy.name)
+            reason = f"{policy.name} failed: {type(error).__name__}"
+        else:
+            if reason is None:
+                return _Chosen(decision.assignment, decision.lower_bound, policy.name, "")
+        log.warning("policy.fell_back", policy=policy.name, reason=reason)
+        fallback = policy_named(FALLBACK_POLICY).decide(problem, rng, budget)
+        return _Chosen(fallback.assignment, None, FALLBACK_POLICY, reason)
+
+    async def warm_up(self) -> None:
+        """Compile what is compiled at first use, so that the first live batch is not slow."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, warm_up)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _new_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="policy")
+
+
+def _policy(name: str) -> RoutingPolicy:
+    try:
+        return policy_named(name)
+    except UnknownPolicy as error:
+        raise UnknownPolicyError(str(error)) from error
+
+
+def _formulate(
+    requests: Sequence[InferenceRequest],
+    snapshot: ClusterSnapshot,
+    choice: PolicyChoice,
+    excluded_nodes: Sequence[Collection[NodeId]],
+) -> FormulatedBatch:
+    batch = formulate(
+        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation)
+    )
+    feasible = batch.problem.feasible.copy()
+    for r, excluded in enumerate(excluded_nodes):
+        allowed = [destination.node_id not in excluded for destination in snapshot.destinations]
+        if (feasible[r] & allowed).any():
+            feasible[r] &= allowed
+    return replace(batch, problem=replace(batch.problem, feasible=feasible))
+
+
+def _what_is_wrong(
+    problem: RoutingProblem, assignment: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> str | None:
+    """Why an assignment cannot be used; None when it can."""
+    if assignment.shape != (problem.n_requests,):
+        return f"an assignment of shape {assignment.shape}"
+    if (assignment >= problem.n_destinations).any() or (assignment < UNASSIGNED).any():
+        return "an assignment outside the destinations"
+    sent = assignment != UNASSIGNED
+    if (sent != problem.routable).any():
+        return "a request that could go somewhere was sent nowhere"
+    rows = np.flatnonzero(sent)
+    if not problem.feasible[rows, assignment[rows]].all():
+        return "an infeasible assignment"
+    return None
+
+
+def _describe(
+    batch: FormulatedBatch,
+    requests: Sequence[InferenceRequest],
+    choice: PolicyChoice,
+    chosen: _Chosen,
+    started: float,
+) -> tuple[BatchDecision, list[Placement]]:
+    problem = batch.problem
+    terms = evaluate_one(problem, chosen.assignment)
+    objective = objectives(
+        problem, evaluate(problem, chosen.assignment[None, :]), bounds_of(problem)
+    )
+    finish = finish_seconds(problem, chosen.assignment)
+    decision = BatchDecision(
+        batch_id=BatchId(f"batch-{uuid.uuid4().hex[:12]}"),
+        policy=chosen.policy,
+        weights=choice.weights,
+        normalisation=choice.normalisation,
+        quality_loss=terms.quality_loss,
+        cost_usd=terms.cost_usd,
+        energy_joules=terms.energy_joules,
+        completion_seconds=terms.completion_seconds,
+        objective=float(objective[0]),
+        lower_bound=chosen.lower_bound,
+        decision_seconds=time.perf_counter() - started,
+        batch_size=len(requests),
+        fallback_reason=chosen.fallback_reason,
+    )
+    placements = []
+    for r, request in enumerate(requests):
+        destination = int(chosen.assignment[r])
+        others = sorted(
+            (_candidate(batch, r, d) for d in range(problem.n_destinations) if d != destination),
+            key=lambda other: (other.refusal is not None, -other.quality_ratio),
+        )
+        placements.append(
+            Placement(
+                request.request_id,
+                None
+                if destination == UNASSIGNED
+                else replace(
+                    _candidate(batch, r, destination),
+                    finish_seconds=float(finish[r]) if math.isfinite(finish[r]) else None,
+                ),
+                tuple(others),
+            )
+        )
+    return decision, placements
+
+
+def _candidate(batch: FormulatedBatch, r: int, d: int) -> Candidate:
+    problem, destination = batch.problem, batch.snapshot.destinations[d]
+    refusals = batch.refusals.refusals_of(r, d)
+    refusal = "; ".join(refusal.detail for refusal in refusals) or None
+    if refusal is None and not problem.feasible[r, d]:
+        refusal = "has failed this request before"
+    return Candidate(
+        node_id=destination.node_id,
+        model=destination.model,
+        quality_ratio=float(problem.quality[r, d]),
+        quality_source=destination.quality_source,
+        cost_usd=float(problem.cost_usd[r, d]),
+        energy_joules=float(problem.energy_joules[r, d]),
+        work_seconds=float(problem.work_seconds[r, d]),
+        latency_seconds=float(problem.latency_seconds[r, d]),
+        network_seconds=float(problem.network_seconds[r, d]),
+        predicted_output_tokens=float(batch.output_tokens[r, d]),
+        refusal=refusal,
+    )

@@ -1,0 +1,475 @@
+"""From admission to the last token: the queue, the window timer and every waiting client.
+
+One task (`run`) owns the window: it gathers, closes, has the batch decided and dispatches it. The
+next window gathers while the last is being decided.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from controller.config import BatchingSettings, LimitSettings
+from controller.domain.batch import BatchDecision, Placement
+from controller.domain.cluster import ClusterSnapshot
+from controller.domain.completion import Completion, FailureKind, FinishReason
+from controller.domain.request import InferenceRequest
+from controller.errors import (
+    ContextExceededError,
+    DuplicateRequestError,
+    GenerationFailedError,
+    InvalidRequestError,
+    NodeLostError,
+    QueueFullError,
+    RequestTimeoutError,
+    RouterError,
+    ShuttingDownError,
+)
+from controller.ids import NodeId, RequestId
+from controller.profiler.state import Dispatched, Ended, ProfilerState, TokensStreamed
+from controller.request_manager.decider import Decider
+from controller.request_manager.inflight import (
+    Attempt,
+    Fail,
+    Finish,
+    Outcome,
+    Requeue,
+    on_completion,
+    on_node_lost,
+)
+from controller.request_manager.records import (
+    Account,
+    RequestRecord,
+    RequestRecords,
+    RequestState,
+)
+from controller.request_manager.refusals import refusal_error
+from controller.request_manager.stream import AnswerStream, Done, RoutedTo, Text
+from controller.request_manager.window import FleetLoad, Window, WindowLimits, closes_at
+
+log = structlog.get_logger()
+
+_DEADLINE_SHARE_FOR_WAITING: Final = 0.25
+"""A request spends at most this share of its own deadline waiting for company."""
+
+InferEvent = RoutedTo | Text | Account
+
+SendWork = Callable[[NodeId, InferenceRequest, int, Placement, float], bool]
+"""(node, request, attempt, placement, time limit) -> whether the order was queued."""
+
+SendCancel = Callable[[NodeId, RequestId, int], None]
+
+
+class RequestManager:
+    """Admits requests, gathers them into windows and sees each to its end.
+
+    Args:
+        profiler: the fleet's state; read for snapshots, told of claims and ends.
+        decider: turns a batch and a snapshot into placements.
+        send_work: gives an order to a node's link.
+        send_cancel: tells a node to stop.
+    """
+
+    def __init__(
+        self,
+        batching: BatchingSettings,
+        limits: LimitSettings,
+        profiler: ProfilerState,
+        decider: Decider,
+        send_work: SendWork,
+        send_cancel: SendCancel,
+    ) -> None:
+        self._batching = batching
+        self._limits = limits
+        self._profiler = profiler
+        self._decider = decider
+        self._send_work = send_work
+        self._send_cancel = send_cancel
+        self._records = RequestRecords(limits.kept_records)
+        self._streams: dict[RequestId, AnswerStream] = {}
+        self._waiting: dict[RequestId, None] = {}
+        self._window: Window | None = None
+        self._arrived = asyncio.Event()
+        self._is_draining = False
+
+    @property
+    def records(self) -> RequestRecords:
+        """What is known of each request."""
+        return self._records
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests that no window has closed on yet."""
+        return len(self._waiting)
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def admitted(self, request: InferenceRequest) -> Iterator[AsyncIterator[InferEvent]]:
+        """Admit a request for as long as the context lasts; leaving it early cancels the request.
+
+        Yields:
+            the events: RoutedTo, then Text as it comes, and at last one Account. Reading them
+            raises RouterError when the answer will not come.
+
+        Raises:
+            RouterError: the request was not admitted.
+        """
+        record, stream = self._admit(request)
+        try:
+            yield self._events(record, stream)
+        except RouterError as error:
+            self._abandon(record, RequestState.FAILED, str(error))
+            raise
+        finally:  # also when the client went away
+            self._abandon(record, RequestState.CANCELLED, "the client went away")
+            self._streams.pop(request.request_id, None)
+
+    async def _events(
+        self, record: RequestRecord, stream: AnswerStream
+    ) -> AsyncIterator[InferEvent]:
+        deadline_at = record.admitted_at + self._limits.total_seconds
+        while True:
+            silence = (
+                self._limits.total_seconds  # a waiting request is bounded by the window
+                if record.closed_at is None
+                else self._limits.first_token_seconds
+                if record.first_token_at is None
+                else self._limits.progress_seconds
+            )
+            event = await stream.next(deadline_at, silence)
+            if isinstance(event, Done):
+                yield self._close_account(record, event.completion)
+                return
+            yield event
+
+    def _admit(self, request: InferenceRequest) -> tuple[RequestRecord, AnswerStream]:
+        if self._is_draining:
+            raise ShuttingDownError("The controller is stopping; try again in a moment.")
+        if request.request_id in self._records.running:
+            raise DuplicateRequestError(
+                f"Request {request.request_id!r} is being answered; use another id."
+            )
+        if len(self._waiting) >= self._batching.max_waiting_requests:
+            raise QueueFullError("Too many requests are waiting; try again later.")
+        now = time.monotonic()
+        record = RequestRecord(request, time.time(), now)
+        stream = AnswerStream(self._limits.max_buffered_bytes)
+        self._records.add(record)
+        self._streams[request.request_id] = stream
+        self._enqueue(record)
+        return record, stream
+
+    def _enqueue(self, record: RequestRecord) -> None:
+        now = time.monotonic()
+        deadline = record.request.constraints.deadline_seconds
+        start_by = (
+            None
+            if deadline is None
+            else record.admitted_at + _DEADLINE_SHARE_FOR_WAITING * deadline
+        )
+        self._waiting[record.request.request_id] = None
+        window = self._window or Window(now, now, 0)
+        self._window = window.with_arrival(now, start_by)
+        self._arrived.set()
+
+    def _abandon(self, record: RequestRecord, state: RequestState, why: str) -> None:
+        """Stop a request wherever it is; nothing happens when it has ended already."""
+        request_id = record.request.request_id
+        if self._records.running.get(request_id) is not record:
+            return
+        self._waiting.pop(request_id, None)
+        node_id = _node_of(record)
+        if record.state in (RequestState.DISPATCHED, RequestState.STREAMING) and node_id:
+            self._send_cancel(node_id, request_id, record.attempts)
+            self._profiler.apply(
+                Ended(node_id, request_id, state is RequestState.FAILED), time.monotonic()
+            )
+        self._records.close(request_id, state, why)
+        log.info("request.ended", request_id=request_id, outcome=state.value, reason=why)
+
+    def _close_account(self, record: RequestRecord, completion: Completion) -> Account:
+        now = time.monotonic()
+        placement, decision = record.placement, record.decision
+        if placement is None or placement.chosen is None or decision is None:
+            raise GenerationFailedError("A request ended that had never been routed.")
+        chosen = placement.chosen
+        closed_at = record.closed_at or now
+        account = Account(
+            request_id=record.request.request_id,
+            batch_id=decision.batch_id,
+            node_id=chosen.node_id,
+            model=chosen.model,
+            policy=decision.policy,
+            completion=completion,
+            window_seconds=closed_at - record.admitted_at,
+            first_token_seconds=(record.first_token_at or now) - record.admitted_at,
+            total_seconds=now - record.admitted_at,
+            predicted_finish_seconds=chosen.finish_seconds or 0.0,
+            measured_finish_seconds=now - closed_at,
+            cost_usd=self._cost_usd(record, completion),
+            attempts=record.attempts,
+        )
+        record.account = account
+        is_cancelled = completion.reason is FinishReason.CANCELLED
+        self._records.close(
+            account.request_id,
+            RequestState.CANCELLED if is_cancelled else RequestState.COMPLETED,
+        )
+        log.info(
+            "request.ended",
+            request_id=account.request_id,
+            batch_id=account.batch_id,
+            node_id=account.node_id,
+            model=account.model,
+            outcome=completion.reason.value,
+            window_seconds=round(account.window_seconds, 4),
+            queue_seconds=round(completion.usage.queue_seconds, 4),
+            prefill_seconds=round(completion.usage.prefill_seconds, 4),
+            decode_seconds=round(completion.usage.decode_seconds, 4),
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=completion.usage.completion_tokens,
+            energy_joules=completion.usage.energy_joules,
+        )
+        return account
+
+    def _cost_usd(self, record: RequestRecord, completion: Completion) -> float:
+        chosen = record.placement.chosen if record.placement else None
+        node = self._profiler.nodes.get(chosen.node_id) if chosen else None
+        for model in node.models if node and chosen else ():
+            if chosen and model.name == chosen.model:
+                usage, price = completion.usage, model.price
+                return (
+                    usage.prompt_tokens * price.prompt_usd_per_token
+                    + usage.completion_tokens * price.completion_usd_per_token
+                    + price.request_usd
+                )
+        return 0.0
+
+    # -- the window -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Gather, decide and dispatch windows until cancelled."""
+        limits = WindowLimits(
+            self._batching.window_seconds,
+            self._batching.max_requests,
+            self._batching.quiet_seconds,
+        )
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._window is not None and self._waiting:
+                moment, reason = closes_at(self._window, limits, self._fleet_load())
+                delay = moment - time.monotonic()
+                if delay > 0:
+                    try:
+                        await asyncio.wait_for(self._arrived.wait(), delay)
+                        self._arrived.clear()
+                    except asyncio.TimeoutError:
+                        pass
+                    continue
+                await self._close_window(reason.value)
+            if not self._waiting:
+                self._window = None
+
+    def _fleet_load(self) -> FleetLoad:
+        snapshot = self._profiler.snapshot(time.monotonic())
+        routable = {node.node_id for node in snapshot.nodes if node.refusal is None}
+        return FleetLoad(
+            routable_destinations=sum(d.node_id in routable for d in snapshot.destinations),
+            is_idle=all(node.inflight_requests == 0 for node in snapshot.nodes),
+        )
+
+    async def _close_window(self, reason: str) -> None:
+        batch_ids = list(self._waiting)[: self._batching.max_requests]
+        for request_id in batch_ids:
+            del self._waiting[request_id]
+        now = time.monotonic()
+        # What did not fit opens the next window, and has waited already.
+        self._window = Window(now, now, len(self._waiting)) if self._waiting else None
+        records = [self._records.running[request_id] for request_id in batch_ids]
+        try:
+            decision, placements = await self._decider.decide(
+                [record.request for record in records],
+                self._snapshot(),
+                [record.excluded_nodes for record in records],
+            )
+        except RouterError as error:
+            for record in records:
+                self._fail(record, error)
+            return
+        except Exception:
+            log.exception("batch.failed", requests=len(records))
+            for record in records:
+                self._fail(record, GenerationFailedError("Routing failed inside the controller."))
+            return
+        log.info(
+            "batch.routed",
+            batch_id=decision.batch_id,
+            requests=len(records),
+            policy=decision.policy,
+            closed_because=reason,
+            decide_seconds=round(decision.decision_seconds, 4),
+            objective=round(decision.objective, 4),
+            fallback=decision.fallback_reason or None,
+        )
+        for record, placement in zip(records, placements, strict=True):
+            self._dispatch(record, decision, placement, now)
+
+    def _snapshot(self) -> ClusterSnapshot:
+        return self._profiler.snapshot(time.monotonic())
+
+    def _dispatch(
+        self, record: RequestRecord, decision: BatchDecision, placement: Placement, closed_at: float
+    ) -> None:
+        request = record.request
+        if self._records.running.get(request.request_id) is not record:
+            return  # cancelled while the batch was decided
+        record.decision, record.placement = decision, placement
+        record.closed_at = closed_at
+        chosen = placement.chosen
+        if chosen is None:
+            self._fail(record, refusal_error(request, placement, self._snapshot()))
+            return
+        record.attempts += 1
+        now = time.monotonic()
+        remaining = record.admitted_at + self._limits.total_seconds - now
+        # The claim comes first, so that the next snapshot already counts it (case R4).
+        self._profiler.apply(
+            Dispatched(
+                chosen.node_id,
+                request.request_id,
+                chosen.model,
+                chosen.work_seconds,
+                chosen.predicted_output_tokens,
+            ),
+            now,
+        )
+        record.state = RequestState.DISPATCHED
+        stream = self._streams[request.request_id]
+        if self._send_work(chosen.node_id, request, record.attempts, placement, remaining):
+            stream.routed(
+                RoutedTo(chosen.node_id, chosen.model, decision.batch_id, decision.policy)
+            )
+            return
+        # The node went between the snapshot and the claim (case R20): only this one is re-planned.
+        self._profiler.apply(Ended(chosen.node_id, request.request_id, True), now)
+        self._settle(
+            record,
+            on_node_lost(
+                Attempt(record.attempts, 0),
+                "the node went away before it got the request",
+                self._batching.max_attempts,
+            ),
+        )
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def on_progress(
+        self, node_id: NodeId, request_id: RequestId, attempt: int, text: str, tokens: int
+    ) -> None:
+        """A node made progress; what belongs to an older attempt is ignored."""
+        record = self._current(node_id, request_id, attempt)
+        if record is None:
+            return
+        now = time.monotonic()
+        if tokens:
+            self._profiler.apply(TokensStreamed(node_id, request_id, tokens), now)
+        stream = self._streams[request_id]
+        if not text and not tokens:
+            stream.touch()
+            return
+        if record.first_token_at is None:
+            record.first_token_at = now
+        record.state = RequestState.STREAMING
+        record.tokens_sent += tokens
+        stream.push(text, tokens)
+
+    def on_completion(
+        self, node_id: NodeId, request_id: RequestId, attempt: int, completion: Completion
+    ) -> None:
+        """A node's last word on a work order."""
+        record = self._current(node_id, request_id, attempt)
+        if record is None:
+            return
+        is_failure = completion.reason is FinishReason.FAILED
+        self._profiler.apply(Ended(node_id, request_id, is_failure), time.monotonic())
+        self._settle(
+            record,
+            on_completion(
+                Attempt(attempt, record.tokens_sent), completion, self._batching.max_attempts
+            ),
+        )
+
+    def on_node_lost(self, node_id: NodeId, why: str) -> None:
+        """A node's session ended; each of its requests moves or fails."""
+        for record in list(self._records.running.values()):
+            is_there = record.state in (RequestState.DISPATCHED, RequestState.STREAMING)
+            if is_there and _node_of(record) == node_id:
+                outcome = on_node_lost(
+                    Attempt(record.attempts, record.tokens_sent),
+                    f"node {node_id} was lost: {why}",
+                    self._batching.max_attempts,
+                )
+                self._settle(record, outcome, is_node_lost=True)
+
+    def _current(
+        self, node_id: NodeId, request_id: RequestId, attempt: int
+    ) -> RequestRecord | None:
+        record = self._records.running.get(request_id)
+        if record is None or record.attempts != attempt or _node_of(record) != node_id:
+            return None
+        if record.state not in (RequestState.DISPATCHED, RequestState.STREAMING):
+            return None
+        return record
+
+    def _settle(self, record: RequestRecord, outcome: Outcome, is_node_lost: bool = False) -> None:
+        match outcome:
+            case Finish(completion):
+                self._streams[record.request.request_id].finish(completion)
+            case Requeue(reason):
+                node_id = _node_of(record)
+                if node_id:
+                    record.excluded_nodes.add(node_id)
+                record.state = RequestState.WAITING
+                record.first_token_at = None
+                log.warning("request.requeued", request_id=record.request.request_id, reason=reason)
+                self._enqueue(record)
+            case Fail(kind, message):
+                self._fail(record, _error_of(kind, message, is_node_lost))
+
+    def _fail(self, record: RequestRecord, error: RouterError) -> None:
+        stream = self._streams.get(record.request.request_id)
+        if stream is not None:
+            stream.fail(error)
+
+    # -- shutdown ---------------------------------------------------------------------------------
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests and let running ones end, for at most this long."""
+        self._is_draining = True
+        deadline = time.monotonic() + seconds
+        while self._records.running and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # only while stopping, so a poll will do
+        for record in list(self._records.running.values()):
+            self._fail(record, ShuttingDownError("The controller is stopping."))
+
+
+def _node_of(record: RequestRecord) -> NodeId | None:
+    chosen = record.placement.chosen if record.placement else None
+    return chosen.node_id if chosen else None
+
+
+def _error_of(kind: FailureKind, message: str, is_node_lost: bool) -> RouterError:
+    if is_node_lost:
+        return NodeLostError(message)
+    if kind is FailureKind.INVALID_REQUEST:
+        return InvalidRequestError(message)
+    if kind is FailureKind.CONTEXT_EXCEEDED:
+        return ContextExceededError(message)
+    if kind is FailureKind.TIME_LIMIT:
+        return RequestTimeoutError(message)
+    return GenerationFailedError(message)

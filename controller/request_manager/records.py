@@ -1,0 +1,111 @@
+"""What `explain` knows of each request, running or finished."""
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from controller.domain.batch import BatchDecision, Placement
+from controller.domain.completion import Completion
+from controller.domain.request import InferenceRequest
+from controller.errors import UnknownRequestError
+from controller.ids import BatchId, ModelName, NodeId, RequestId
+
+
+class RequestState(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    DISPATCHED = "dispatched"
+    STREAMING = "streaming"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (RequestState.COMPLETED, RequestState.CANCELLED, RequestState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The whole story of one finished request; seconds by the controller's monotonic clock."""
+
+    request_id: RequestId
+    batch_id: BatchId
+    node_id: NodeId
+    model: ModelName
+    policy: str
+    completion: Completion
+    window_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+    predicted_finish_seconds: float
+    measured_finish_seconds: float
+    cost_usd: float
+    attempts: int
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request; monotonic seconds except `admitted_time`, which is wall time for people."""
+
+    request: InferenceRequest
+    admitted_time: float
+    admitted_at: float
+    state: RequestState = RequestState.WAITING
+    decision: BatchDecision | None = None
+    placement: Placement | None = None
+    closed_at: float | None = None
+    first_token_at: float | None = None
+    tokens_sent: int = 0
+    attempts: int = 0
+    account: Account | None = None
+    error: str = ""
+    excluded_nodes: set[NodeId] = field(default_factory=set)
+
+
+class RequestRecords:
+    """All running requests and the latest finished ones.
+
+    Args:
+        kept: finished requests that stay known.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._running: dict[RequestId, RequestRecord] = {}
+        self._finished: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+
+    @property
+    def running(self) -> dict[RequestId, RequestRecord]:
+        """Requests that have not ended; to be read only."""
+        return self._running
+
+    def add(self, record: RequestRecord) -> None:
+        """Take in a new request; a finished one of the same id is forgotten."""
+        self._finished.pop(record.request.request_id, None)
+        self._running[record.request.request_id] = record
+
+    def get(self, request_id: RequestId) -> RequestRecord:
+        """The record of a request.
+
+        Raises:
+            UnknownRequestError: it never was, or has been dropped.
+        """
+        record = self._running.get(request_id) or self._finished.get(request_id)
+        if record is None:
+            raise UnknownRequestError(
+                f"There is no record of request {request_id!r}; the last {self._kept} are kept."
+            )
+        return record
+
+    def close(self, request_id: RequestId, state: RequestState, error: str = "") -> None:
+        """Move a request to the finished ones; repeats change nothing."""
+        record = self._running.pop(request_id, None)
+        if record is None:
+            return
+        record.state, record.error = state, error
+        self._finished[request_id] = record
+        while len(self._finished) > self._kept:
+            self._finished.popitem(last=False)
