@@ -156,6 +156,10 @@ class RejectedError(Exception):
         self.kind = kind
 
 
+class SlowReaderError(Exception):
+    """A generation that was cancelled because its reader left too much text unread (S12)."""
+
+
 GenerationEvent = PromptProgress | TextChunk | Finished
 
 
@@ -194,9 +198,13 @@ class InferenceEngine(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Generate one answer; closing the iterator cancels it.
 
+        Nothing happens before the first event is asked for; what is raised is raised from there
+        on. Events wait in a bounded buffer for a reader that is late.
+
         Raises:
             RejectedError: the request cannot be answered by this model.
-            EngineError: the child died or stopped making progress meanwhile.
+            EngineError: there is no loaded child, or it died or stopped making progress meanwhile.
+            SlowReaderError: the reader was so late that the buffer was full.
         """
         ...
 
