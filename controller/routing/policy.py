@@ -50,10 +50,6 @@ class RoutingPolicy(Protocol):
         """The name operators select it by."""
         ...
 
-    def decide(
-        self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget
-    ) -> Decision:
+    def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
         """Assign the batch. Blocks for at most the budget; runs off the event loop."""
         ...
-
-

@@ -1,0 +1,159 @@
+"""How the searches are compiled: Numba, with machine code kept between runs.
+
+Import this only from modules that compile something: it imports Numba, which takes a while.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _cache_folder() -> Path | None:
+    """Where machine code is kept; None when no place is writable.
+
+    Numba notices a change of the file that a function stands in, but not of a file that it calls
+    into. So the folder's name carries a digest of all sources with compiled functions: code
+    compiled from other sources is never found. NUMBA_CACHE_DIR, when set, is where it is made.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(here.rglob("*.py")):
+        text = source.read_bytes()
+        if b"routing.compiled import" in text or source.name == "compiled.py":
+            digest.update(text)
+    name = f"pointsman-{digest.hexdigest()[:16]}"
+    wanted = os.environ.get("NUMBA_CACHE_DIR")
+    if wanted:
+        bases = [Path(wanted)]
+    else:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
+        bases = [here / "__pycache__", home]
+    for base in bases:
+        folder = base / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
+
+
+_FOLDER: Final = _cache_folder()
+if _FOLDER is not None:
+    # The package re-exports the module without declaring its settings.
+    vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
+
+
+def compiled(function: Function) -> Function:
+    """Compile on first call; the machine code is read back in later processes."""
+    njit: Any = numba.njit
+    decorated: Function = njit(cache=_FOLDER is not None, error_model="numpy")(function)
+    return decorated
+
+
+def compiled_without_gil(function: Function) -> Function:
+    """As `compiled`, and the event loop goes on while it runs.
+
+    For the one long call of a search only: to get the GIL back may take longer than a short call.
+    """
+    njit: Any = numba.njit
+    decorated: Function = njit(cache=_FOLDER is not None, error_model="numpy", nogil=True)(function)
+    return decorated
+
+
+# The GIL must not be taken to look at a clock: another thread may hold it for longer than the
+# whole budget. LLVM finds the symbol in the C library that the process has loaded already.
+_types: Final[Any] = numba.types
+_clock_gettime: Final = _types.ExternalFunction(
+    "clock_gettime", _types.int32(_types.int32, _types.uintp)
+)
+
+
+class Limits(NamedTuple):
+    """When a compiled search must stop.
+
+    Attributes:
+        clock: int64[2]; scratch for the clock.
+        clock_id: of the monotonic clock on this platform.
+        deadline_nanoseconds: on that clock; negative for none.
+        max_evaluations: negative for none.
+        evaluations: int64[1]; assignments and moves scored so far.
+    """
+
+    clock: NDArray[np.int64]
+    clock_id: int
+    deadline_nanoseconds: int
+    max_evaluations: int
+    evaluations: NDArray[np.int64]
+
+
+def limits_until(deadline_nanoseconds: int | None, max_evaluations: int | None) -> Limits:
+    """Limits with a fresh count. The deadline is on `time.monotonic_ns`."""
+    return Limits(
+        clock=np.zeros(2, dtype=np.int64),
+        clock_id=time.CLOCK_MONOTONIC,
+        deadline_nanoseconds=-1 if deadline_nanoseconds is None else deadline_nanoseconds,
+        max_evaluations=-1 if max_evaluations is None else max_evaluations,
+        evaluations=np.zeros(1, dtype=np.int64),
+    )
+
+
+@compiled
+def nanoseconds(limits: Limits) -> Any:
+    """int64: the monotonic clock now."""
+    _clock_gettime(limits.clock_id, limits.clock.ctypes.data)
+    return limits.clock[0] * 1_000_000_000 + limits.clock[1]
+
+
+@compiled
+def exhausted(limits: Limits) -> bool:
+    """Whether a limit is reached. Looks at no clock when there is no deadline."""
+    if limits.max_evaluations >= 0 and limits.evaluations[0] >= limits.max_evaluations:
+        return True
+    if limits.deadline_nanoseconds < 0:
+        return False
+    return bool(nanoseconds(limits) >= limits.deadline_nanoseconds)
+
+
+# xorshift64*: 8 bytes of state, the same numbers on every platform, no global state.
+# Source: S. Vigna, "An experimental exploration of Marsaglia's xorshift generators, scrambled",
+# ACM Transactions on Mathematical Software 42(4), 2016.
+_MULTIPLIER: Final = np.uint64(0x2545F4914F6CDD1D)
+_S11, _S12, _S25, _S27, _S32 = (np.uint64(shift) for shift in (11, 12, 25, 27, 32))
+
+
+def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:
+    """uint64[1], never 0: what `random_index` and `random_unit` advance."""
+    return np.array([rng.integers(1, 2**63)], dtype=np.uint64)
+
+
+@compiled
+def _next(state: NDArray[np.uint64]) -> Any:
+    x = state[0]
+    x ^= x >> _S12
+    x ^= x << _S25
+    x ^= x >> _S27
+    state[0] = x
+    return x * _MULTIPLIER
+
+
+@compiled
+def random_index(state: NDArray[np.uint64], size: int) -> Any:
+    """int64, uniform in [0, size); size at most 2**32."""
+    return np.int64(((_next(state) >> _S32) * np.uint64(size)) >> _S32)
+
+
+@compiled
+def random_unit(state: NDArray[np.uint64]) -> Any:
+    """float64, uniform in [0, 1)."""
+    return np.float64(_next(state) >> _S11) * (1.0 / 9007199254740992.0)

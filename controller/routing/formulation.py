@@ -1,0 +1,267 @@
+"""From a batch and one snapshot to the arrays of a `RoutingProblem`.
+
+Every formula of section 1 and 2 of `docs/routing.md` that a destination's attributes enter is
+here, so a reader finds in one place what a term means.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from controller.domain.cluster import ClusterSnapshot, NodeKind
+from controller.domain.request import InferenceRequest
+from controller.ids import NodeId
+from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
+from controller.routing.problem import (
+    BoolArray,
+    EmptyBatch,
+    FloatArray,
+    InvalidValue,
+    MalformedArray,
+    NoDestination,
+    Normalisation,
+    ProblemMetadata,
+    RoutingProblem,
+    checked_weights,
+)
+
+DEFAULT_WEIGHTS: Final = (0.25, 0.25, 0.25, 0.25)
+"""Quality, cost, energy, time: the default of the CEMA paper."""
+
+TYPICAL_ANSWER_TOKENS: Final = 256.0
+"""How long an answer gets when nothing but the model's own ending stops it (ours)."""
+
+TEMPLATE_TOKENS_PER_MESSAGE: Final = 5.0
+"""Role markers and separators that a chat template puts around one message (ours)."""
+
+REQUEST_OVERHEAD_BYTES: Final = 512.0
+"""A request on the wire besides its text: ids, sampling parameters, framing (ours)."""
+
+STREAMED_TOKEN_BYTES: Final = 64.0
+"""One streamed token on the wire: its text, its message and the frame's share (ours)."""
+
+UNKNOWN_POWER_WATTS: Final = {NodeKind.EDGE: 15.0, NodeKind.CLOUD: 400.0}
+"""Power under load of a node when no node of the fleet has a known one: the high end of a single
+board computer, and a data-centre accelerator with its host (ours)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormulatedBatch:
+    """A problem and what its axes stand for.
+
+    Attributes:
+        problem: columns in the order of the snapshot's destinations, nodes in that of its nodes.
+        snapshot: what it was built from; `snapshot.destinations[d]` is column d.
+        refusals: why pairs are not feasible, worded on demand.
+        prompt_tokens: float64[R, D]; under each destination's tokenizer.
+        output_tokens: float64[R, D]; expected, cut to max_tokens and to the context.
+        power_is_unknown: bool[N]; the node's joules rest on the pessimistic prior.
+    """
+
+    problem: RoutingProblem
+    snapshot: ClusterSnapshot
+    refusals: FeasibilityReport
+    prompt_tokens: FloatArray
+    output_tokens: FloatArray
+    power_is_unknown: BoolArray
+
+
+def formulate(
+    requests: Sequence[InferenceRequest],
+    snapshot: ClusterSnapshot,
+    weights: ArrayLike = DEFAULT_WEIGHTS,
+    normalisation: Normalisation = Normalisation.PAYOFF,
+    quality: FloatArray | None = None,
+    output_tokens: FloatArray | None = None,
+    *,
+    class_quality: FloatArray | None = None,
+    cluster_error: FloatArray | None = None,
+    transfer_usd_per_byte: float = 0.0,
+    marginal_energy_only: bool = False,
+) -> FormulatedBatch:
+    """Build the arrays of one decision.
+
+    With p prompt tokens, o output tokens, the destination's rates F_P, F_1, F_B and its node's
+    power and network:
+
+    - p = characters / characters_per_token + 5 a chat message, at least 1;
+    - o = `output_tokens`, or `expected_answer_tokens(max_tokens)`; cut to max_tokens and to what
+      the context leaves;
+    - latency tau = p / F_P + o / F_1; work = p / F_P + o / F_B;
+    - network nu = round trip + 8 * bytes_up / up + 8 * bytes_down / down;
+    - money = p * price_in + o * price_out + fixed + (bytes_up + bytes_down) * transfer price;
+    - energy = work * (P_idle + u * (P_max - P_idle)) + 8 * bytes_up / up * P_tx
+      + 8 * bytes_down / down * P_rx. With `marginal_energy_only` the first bracket is
+      u * (P_max - P_idle), for boards that are never switched off.
+
+    A node of unknown power is charged the greatest processing watts among the destinations of
+    known power, or `UNKNOWN_POWER_WATTS` when there are none: unknown is never zero joules.
+
+    Args:
+        requests: the batch, in batch order.
+        snapshot: the fleet; all its destinations become columns, refused ones too.
+        weights: quality, cost, energy, time; sum 1.
+        normalisation: how the terms' bounds are computed.
+        quality: float64[R, D], 0 to 1; None takes each destination's mean.
+        output_tokens: float64[R, D], predicted answer length; None estimates from max_tokens.
+        class_quality: float64[R, D]; passed on to the policies that use it.
+        cluster_error: float64[R, D]; passed on to the policies that use it.
+        transfer_usd_per_byte: price of metered transfer.
+        marginal_energy_only: leave out the idle power.
+
+    Raises:
+        EmptyBatch: no request.
+        NoDestination: the snapshot has no destination.
+        InvalidWeights: the weights are not four shares of 1.
+        ProblemError: a prediction is NaN, negative, or of another shape.
+    """
+    checked_weights(weights)
+    if not requests:
+        raise EmptyBatch("the batch has no request; route at least one")
+    destinations = snapshot.destinations
+    if not destinations:
+        raise NoDestination("no node has a model ready; start an agent or wait for its model")
+    node_index = {node.node_id: index for index, node in enumerate(snapshot.nodes)}
+    node_of = np.array([_index_of(node_index, d.node_id) for d in destinations], dtype=np.int64)
+    shape = (len(requests), len(destinations))
+
+    characters = np.array([len(request.text) for request in requests], dtype=np.float64)
+    messages = np.array([len(r.prompt) if r.is_chat else 0 for r in requests], dtype=np.float64)
+    max_tokens = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
+    per_token = np.array([d.characters_per_token for d in destinations], dtype=np.float64)
+    context = np.array([d.context_tokens for d in destinations], dtype=np.float64)
+    prompt_tokens = np.maximum(
+        1.0, characters[:, None] / per_token + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None]
+    )
+    if output_tokens is None:
+        wanted_tokens = np.broadcast_to(expected_answer_tokens(max_tokens)[:, None], shape)
+    else:
+        wanted_tokens = np.minimum(
+            _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
+        )
+    answer_tokens = np.clip(wanted_tokens, 1.0, np.maximum(1.0, context - prompt_tokens))
+
+    prefill = np.array([d.calibration.prefill_rate for d in destinations])
+    decode = np.array([d.calibration.decode_rate for d in destinations])
+    saturated = np.array([d.calibration.saturated_decode_rate for d in destinations])
+    latency = prompt_tokens / prefill + answer_tokens / decode
+    work = prompt_tokens / prefill + answer_tokens / saturated
+
+    bytes_up = REQUEST_OVERHEAD_BYTES + np.array(
+        [len(request.text.encode("utf-8", "surrogatepass")) for request in requests],
+        dtype=np.float64,
+    )
+    bytes_down = STREAMED_TOKEN_BYTES * answer_tokens  # [R, D]
+    paths = [node.network for node in snapshot.nodes]
+    up = np.array([path.up_bits_per_second for path in paths])[node_of]
+    down = np.array([path.down_bits_per_second for path in paths])[node_of]
+    round_trip = np.array([path.round_trip_seconds for path in paths])[node_of]
+    up_seconds = 8.0 * bytes_up[:, None] / up
+    down_seconds = 8.0 * bytes_down / down
+    network = round_trip + up_seconds + down_seconds
+
+    prices = [d.price for d in destinations]
+    cost = (
+        prompt_tokens * np.array([price.prompt_usd_per_token for price in prices])
+        + answer_tokens * np.array([price.completion_usd_per_token for price in prices])
+        + np.array([price.request_usd for price in prices])
+        + (bytes_up[:, None] + bytes_down) * transfer_usd_per_byte
+    )
+
+    power_is_unknown = np.array([node.power is None for node in snapshot.nodes], dtype=np.bool_)
+    powers = [node.power for node in snapshot.nodes]
+    transmit = np.array([0.0 if power is None else power.transmit_watts for power in powers])
+    receive = np.array([0.0 if power is None else power.receive_watts for power in powers])
+    watts = _processing_watts(snapshot, marginal_only=marginal_energy_only)
+    energy = work * watts + up_seconds * transmit[node_of] + down_seconds * receive[node_of]
+
+    if quality is None:
+        means = np.array([d.mean_quality_ratio for d in destinations], dtype=np.float64)
+        quality = np.broadcast_to(means, shape)
+    else:
+        quality = _prediction("quality", quality, shape)
+    backlog = np.array([node.backlog_seconds for node in snapshot.nodes], dtype=np.float64)
+    report = judge_pairs(
+        requests,
+        snapshot,
+        PairPredictions(
+            quality=quality,
+            cost_usd=cost,
+            prompt_tokens=prompt_tokens,
+            output_tokens=wanted_tokens,
+            finish_seconds=backlog[node_of] + latency + network,
+        ),
+    )
+    models = sorted({d.model for d in destinations})
+    problem = RoutingProblem(
+        quality=quality,
+        cost_usd=cost,
+        energy_joules=energy,
+        work_seconds=work,
+        latency_seconds=latency,
+        network_seconds=network,
+        node_of=node_of,
+        backlog_seconds=backlog,
+        feasible=report.feasible,
+        weights=np.asarray(weights, dtype=np.float64),
+        normalisation=normalisation,
+        metadata=ProblemMetadata(
+            node_is_edge=np.array([node.kind is NodeKind.EDGE for node in snapshot.nodes]),
+            model_of=np.array([models.index(d.model) for d in destinations], dtype=np.int64),
+            slots=np.array([max(1, d.slots) for d in destinations], dtype=np.int64),
+            parameters_billions=np.array([d.parameters_billions for d in destinations]),
+            predicted_tokens=(prompt_tokens + answer_tokens).mean(axis=1),
+            class_quality=class_quality,
+            cluster_error=cluster_error,
+        ),
+    )
+    return FormulatedBatch(
+        problem, snapshot, report, prompt_tokens, answer_tokens, power_is_unknown
+    )
+
+
+def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
+    """Answer length when nothing but the limit is known: m * A / (m + A), A = 256 (ours).
+
+    Close to the limit while the limit is what ends the answer, and saturating at a typical
+    answer when it is far away: 28 tokens at 32, 128 at 256, 241 at 4096.
+    """
+    expected: FloatArray = max_tokens * TYPICAL_ANSWER_TOKENS / (max_tokens + TYPICAL_ANSWER_TOKENS)
+    return expected
+
+
+def _processing_watts(snapshot: ClusterSnapshot, *, marginal_only: bool) -> FloatArray:
+    """float64[D]: what one busy executor second draws at each destination."""
+    nodes = {node.node_id: node for node in snapshot.nodes}
+    watts = np.full(len(snapshot.destinations), np.nan)
+    for index, destination in enumerate(snapshot.destinations):
+        power = nodes[destination.node_id].power
+        if power is not None:
+            idle = 0.0 if marginal_only else power.idle_watts
+            in_use = destination.calibration.utilisation_ratio
+            watts[index] = idle + in_use * (power.max_watts - power.idle_watts)
+    unknown = np.isnan(watts)
+    if unknown.all():
+        kinds = [nodes[d.node_id].kind for d in snapshot.destinations]
+        return np.array([UNKNOWN_POWER_WATTS[kind] for kind in kinds])
+    watts[unknown] = watts[~unknown].max()
+    return watts
+
+
+def _prediction(name: str, values: FloatArray, shape: tuple[int, int]) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != shape:
+        raise MalformedArray(f"{name} has shape {array.shape}; expected {shape}")
+    if not np.isfinite(array).all() or (array < 0.0).any():
+        raise InvalidValue(f"{name} holds a NaN, an infinity or a negative number")
+    return array
+
+
+def _index_of(node_index: dict[NodeId, int], node_id: NodeId) -> int:
+    try:
+        return node_index[node_id]
+    except KeyError:
+        raise MalformedArray(f"a destination names node {node_id}, which is not there") from None

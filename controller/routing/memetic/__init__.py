@@ -1,0 +1,1 @@
+"""Memetic searches: the one of the paper and the one that serves."""

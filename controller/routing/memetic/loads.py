@@ -1,0 +1,285 @@
+"""What an assignment puts on the nodes, kept up to date move by move.
+
+Taking a request off a node, or putting one on, changes its completion time in constant time: the
+sum of work is a sum, and of the longest latency and the slowest link the two greatest are kept.
+Committing a move costs as much as the node that is left has requests, because its sum is formed
+anew: after millions of moves nothing has drifted.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from controller.routing.compiled import compiled
+from controller.routing.objective import Costs
+from controller.routing.problem import FloatArray, IntArray
+
+END = -1
+"""No request: the end of a node's list."""
+
+
+class Loads(NamedTuple):
+    """An assignment and the state of its nodes.
+
+    Attributes:
+        x: int64[R]; destination of each request.
+        work: float64[N]; sum of work.
+        latency: float64[N, 2]; the two greatest latencies; 0 where there are fewer.
+        network: float64[N, 2]; the two greatest transfer times.
+        queued: int64[N]; how many requests.
+        first: int64[N]; the node's first request, or END.
+        after: int64[R]; the next request on the same node, or END.
+        before: int64[R]; the previous one, or END.
+    """
+
+    x: IntArray
+    work: FloatArray
+    latency: FloatArray
+    network: FloatArray
+    queued: IntArray
+    first: IntArray
+    after: IntArray
+    before: IntArray
+
+
+@compiled
+def empty_loads(n_requests: int, n_nodes: int) -> Loads:
+    """Loads of no assignment yet; `load_assignment` fills them."""
+    return Loads(
+        np.zeros(n_requests, dtype=np.int64),
+        np.zeros(n_nodes),
+        np.zeros((n_nodes, 2)),
+        np.zeros((n_nodes, 2)),
+        np.zeros(n_nodes, dtype=np.int64),
+        np.full(n_nodes, END, dtype=np.int64),
+        np.full(n_requests, END, dtype=np.int64),
+        np.full(n_requests, END, dtype=np.int64),
+    )
+
+
+@compiled
+def load_assignment(costs: Costs, loads: Loads, x: IntArray) -> None:
+    """Make `loads` those of `x`, int64[R]."""
+    loads.work[:] = 0.0
+    loads.latency[:] = 0.0
+    loads.network[:] = 0.0
+    loads.queued[:] = 0
+    loads.first[:] = END
+    for r in range(x.size):
+        put(costs, loads, r, x[r])
+
+
+@compiled
+def _raise_greatest(pair: FloatArray, value: float) -> None:
+    if value > pair[0]:
+        pair[1] = pair[0]
+        pair[0] = value
+    elif value > pair[1]:
+        pair[1] = value
+
+
+@compiled
+def put(costs: Costs, loads: Loads, r: int, d: int) -> None:
+    """Send request r, which is nowhere now, to destination d."""
+    n = costs.node_of[d]
+    loads.x[r] = d
+    head = loads.first[n]
+    loads.after[r] = head
+    loads.before[r] = END
+    if head != END:
+        loads.before[head] = r
+    loads.first[n] = r
+    loads.queued[n] += 1
+    loads.work[n] += costs.work[r, d]
+    _raise_greatest(loads.latency[n], costs.latency[r, d])
+    _raise_greatest(loads.network[n], costs.network[r, d])
+
+
+@compiled
+def take(costs: Costs, loads: Loads, r: int) -> None:
+    """Take request r off its node; its entry of `x` stays until it is put elsewhere."""
+    n = costs.node_of[loads.x[r]]
+    before = loads.before[r]
+    after = loads.after[r]
+    if before == END:
+        loads.first[n] = after
+    else:
+        loads.after[before] = after
+    if after != END:
+        loads.before[after] = before
+    loads.queued[n] -= 1
+    loads.work[n] = 0.0
+    loads.latency[n, 0] = loads.latency[n, 1] = 0.0
+    loads.network[n, 0] = loads.network[n, 1] = 0.0
+    member = loads.first[n]
+    while member != END:
+        d = loads.x[member]
+        loads.work[n] += costs.work[member, d]
+        _raise_greatest(loads.latency[n], costs.latency[member, d])
+        _raise_greatest(loads.network[n], costs.network[member, d])
+        member = loads.after[member]
+
+
+@compiled
+def move(costs: Costs, loads: Loads, r: int, d: int) -> None:
+    """Send request r to destination d instead of where it is."""
+    take(costs, loads, r)
+    put(costs, loads, r, d)
+
+
+@compiled
+def finish(costs: Costs, loads: Loads, n: int) -> Any:
+    """float64, seconds: when node n has answered its share; 0 when it has none."""
+    if loads.queued[n] == 0:
+        return 0.0
+    return costs.backlog[n] + max(loads.work[n], loads.latency[n, 0]) + loads.network[n, 0]
+
+
+@compiled
+def finish_with(costs: Costs, loads: Loads, n: int, r: int, d: int) -> Any:
+    """float64, seconds: the same with request r of another node added at destination d of n."""
+    return (
+        costs.backlog[n]
+        + max(
+            loads.work[n] + costs.work[r, d],
+            max(loads.latency[n, 0], costs.latency[r, d]),
+        )
+        + max(loads.network[n, 0], costs.network[r, d])
+    )
+
+
+@compiled
+def finish_without(costs: Costs, loads: Loads, n: int, r: int) -> Any:
+    """float64, seconds: the same without its request r."""
+    if loads.queued[n] <= 1:
+        return 0.0
+    d = loads.x[r]
+    longest = (
+        loads.latency[n, 1] if costs.latency[r, d] >= loads.latency[n, 0] else (loads.latency[n, 0])
+    )
+    slowest = (
+        loads.network[n, 1] if costs.network[r, d] >= loads.network[n, 0] else (loads.network[n, 0])
+    )
+    return costs.backlog[n] + max(loads.work[n] - costs.work[r, d], longest) + slowest
+
+
+@compiled
+def finish_exchanged(costs: Costs, loads: Loads, n: int, out: int, r: int, d: int) -> Any:
+    """float64, seconds: the same with request r at destination d of n instead of request `out`.
+
+    r may be `out`: then it changes its destination on the node.
+    """
+    e = loads.x[out]
+    longest = (
+        loads.latency[n, 1]
+        if costs.latency[out, e] >= loads.latency[n, 0]
+        else (loads.latency[n, 0])
+    )
+    slowest = (
+        loads.network[n, 1]
+        if costs.network[out, e] >= loads.network[n, 0]
+        else (loads.network[n, 0])
+    )
+    return (
+        costs.backlog[n]
+        + max(
+            loads.work[n] - costs.work[out, e] + costs.work[r, d],
+            max(longest, costs.latency[r, d]),
+        )
+        + max(slowest, costs.network[r, d])
+    )
+
+
+@compiled
+def makespan(costs: Costs, loads: Loads) -> Any:
+    """float64, seconds: when the last node has answered its share."""
+    latest = 0.0
+    for n in range(loads.queued.size):
+        latest = max(latest, finish(costs, loads, n))
+    return latest
+
+
+@compiled
+def separable_cost(costs: Costs, x: IntArray) -> Any:
+    """float64: the part of J that is a sum over requests, without the constant."""
+    total = 0.0
+    for r in range(x.size):
+        total += costs.cost[r, x[r]]
+    return total
+
+
+@compiled
+def latest_nodes(costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray) -> None:
+    """Fill `latest`, int64[3], with the nodes that finish last and `seconds` with when.
+
+    A move or a swap touches two nodes, so the latest of the others is among three. Missing ones
+    are END and 0.
+    """
+    latest[:] = END
+    seconds[:] = 0.0
+    for n in range(loads.queued.size):
+        if loads.queued[n] == 0:
+            continue
+        value = finish(costs, loads, n)
+        place = 3
+        while place > 0 and (latest[place - 1] == END or value > seconds[place - 1]):
+            place -= 1
+        for later in range(2, place, -1):
+            latest[later] = latest[later - 1]
+            seconds[later] = seconds[later - 1]
+        if place < 3:
+            latest[place] = n
+            seconds[place] = value
+
+
+@compiled
+def latest_of_others(latest: IntArray, seconds: FloatArray, a: int, b: int) -> Any:
+    """float64, seconds: when the last node other than a and b finishes."""
+    for place in range(3):
+        if latest[place] != a and latest[place] != b:
+            return seconds[place]
+    return 0.0
+
+
+@compiled
+def move_gain(
+    costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray, r: int, d: int
+) -> Any:
+    """float64: by how much J changes when request r goes to destination d. Constant time."""
+    here = loads.x[r]
+    a = costs.node_of[here]
+    b = costs.node_of[d]
+    others = latest_of_others(latest, seconds, a, b)
+    if a == b:
+        after = max(others, finish_exchanged(costs, loads, a, r, r, d))
+    else:
+        after = max(
+            others,
+            max(finish_without(costs, loads, a, r), finish_with(costs, loads, b, r, d)),
+        )
+    return costs.cost[r, d] - costs.cost[r, here] + costs.time_weight * (after - seconds[0])
+
+
+@compiled
+def swap_gain(
+    costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray, r: int, s: int
+) -> Any:
+    """float64: by how much J changes when r and s exchange destinations. Constant time.
+
+    For requests on different nodes.
+    """
+    d = loads.x[r]
+    e = loads.x[s]
+    a = costs.node_of[d]
+    b = costs.node_of[e]
+    after = max(
+        latest_of_others(latest, seconds, a, b),
+        max(finish_exchanged(costs, loads, a, r, s, d), finish_exchanged(costs, loads, b, s, r, e)),
+    )
+    return (
+        costs.cost[r, e]
+        + costs.cost[s, d]
+        - costs.cost[r, d]
+        - costs.cost[s, e]
+        + costs.time_weight * (after - seconds[0])
+    )
