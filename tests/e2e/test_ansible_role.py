@@ -130,7 +130,7 @@ class Control:
 
     def agent_status(self) -> Any:
         """Ask the agent on the host, as an operator there would."""
-        answer = self.host.run("edge-agent status --json --data-dir /var/lib/edge-agent")
+        answer = self.host.run("edge-agent status --json")
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return json.loads(answer.stdout)
 
@@ -259,4 +259,4 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
 def assert_ready_and_connected(control: Control) -> None:
     status = control.agent_status()
     assert status["state"] == "ready", status
-    assert status["controller"]["connected"] is True, status
+    assert status["controller"]["is_connected"] is True, status
