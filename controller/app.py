@@ -15,7 +15,8 @@ from controller.api.service import RouterService
 from controller.config import Settings
 from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
-from controller.gateway.app import build_app, serve_http
+from controller.gateway.app import build_app
+from controller.gateway.server import serve_http
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
 from controller.request_manager.manager import RequestManager
@@ -116,8 +117,8 @@ async def _http(
         build_app(service),
         host,
         port,
-        certificate.chain_file if certificate else None,
-        certificate.key_file if certificate else None,
         stop,
-        lambda bound: task_status.started(f"{scheme}://{host}:{bound}"),
+        certfile=certificate.chain_file if certificate else None,
+        keyfile=certificate.key_file if certificate else None,
+        started=lambda bound: task_status.started(f"{scheme}://{host}:{bound}"),
     )

@@ -97,7 +97,7 @@ def serve(
     from controller.app import Listening
     from controller.app import serve as run_controller
     from controller.errors import RouterError
-    from controller.gateway.app import ListenError as HttpListenError
+    from controller.gateway.server import ListenError as HttpListenError
 
     def ready(listening: Listening) -> None:
         click.echo(

@@ -1,7 +1,7 @@
 """What routing a request means; gRPC, HTTP and CLI convert, call this and convert back."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -91,7 +91,7 @@ class RouterService:
         self._check(request)
         return self._manager.admitted(request)
 
-    async def infer(self, request: InferenceRequest) -> AsyncIterator[InferEvent]:
+    async def infer(self, request: InferenceRequest) -> AsyncGenerator[InferEvent, None]:
         """Answer one request; closing the iterator cancels it.
 
         Yields:

@@ -1,0 +1,383 @@
+"""The command `edge-agent`: parses, calls one function, prints."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge_agent import __version__
+from edge_agent.config import Settings, load_settings
+from edge_agent.errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_READY, AgentError
+
+
+class _Told(click.ClickException):
+    """An AgentError with the exit code that its kind has."""
+
+    def __init__(self, error: AgentError) -> None:
+        super().__init__(str(error))
+        self._code = error.exit_code
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]  # click declares a class variable
+        """The code that the command ends with."""
+        return self._code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge-agent")
+def main() -> None:
+    """Run quantised models on this device for a Pointsman controller."""
+
+
+def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path)),
+        click.option(
+            "--config",
+            type=click.Path(dir_okay=False, path_type=Path),
+            envvar="EDGE_AGENT_CONFIG",
+            help="TOML settings.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _load(config: Path | None, **overrides: object) -> Settings:
+    # The file's own variable is no setting.
+    import os
+
+    environ = {key: value for key, value in os.environ.items() if key != "EDGE_AGENT_CONFIG"}
+    try:
+        return load_settings(config, environ, overrides)
+    except AgentError as error:
+        raise _Told(error) from error
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@main.command()
+@_settings_options
+@click.option("--controller", help="host:port of the controller.")
+@click.option("--insecure", is_flag=True, default=None, help="Connect without TLS.")
+@click.option("--ca-file", help="PEM of the authority that signed the controller's certificate.")
+@click.option("--node-id", help="This node's name; the host's by default.")
+@click.option("--kind", type=click.Choice(["edge", "cloud"]))
+@click.option("--hardware", help="What this node is, for people; read from the board by default.")
+@click.option("--model", "models", multiple=True, help="Catalogue name; may be given again.")
+@click.option("--slots", type=int, help="Sequences at once, for each --model.")
+@click.option("--threads", type=int, help="Decoding threads, for each --model.")
+@click.option("--context-tokens", type=int, help="Context of a sequence, for each --model.")
+@click.option("--cpu-share", type=float, help="Share of its threads' time, for each --model.")
+@click.option("--models-dir", help="Where model files are.")
+@click.option("--idle-watts", type=float, help="Power of this board when idle.")
+@click.option("--max-watts", type=float, help="Power of this board when fully busy.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+def run(
+    config: Path | None,
+    data_dir: Path | None,
+    controller: str | None,
+    insecure: bool | None,
+    ca_file: str | None,
+    node_id: str | None,
+    kind: str | None,
+    hardware: str | None,
+    models: tuple[str, ...],
+    slots: int | None,
+    threads: int | None,
+    context_tokens: int | None,
+    cpu_share: float | None,
+    models_dir: str | None,
+    idle_watts: float | None,
+    max_watts: float | None,
+    log_level: str | None,
+) -> None:
+    """Serve models until SIGTERM or Ctrl-C."""
+    given = {
+        "slots": slots,
+        "threads": threads,
+        "context_tokens": context_tokens,
+        "cpu_share_ratio": cpu_share,
+    }
+    model_settings = {key: value for key, value in given.items() if value is not None}
+    if model_settings and not models:
+        raise click.UsageError("--slots, --threads, --context-tokens and --cpu-share need --model")
+    settings = _load(
+        config,
+        **{
+            "data_dir": data_dir,
+            "models_dir": models_dir,
+            "node_id": node_id,
+            "kind": kind,
+            "hardware": hardware,
+            "log_level": log_level,
+            "controller.address": controller,
+            "controller.insecure": insecure,
+            "controller.ca_file": ca_file,
+            "power.idle_watts": idle_watts,
+            "power.max_watts": max_watts,
+            "models": [{"name": name, **model_settings} for name in models] or None,
+        },
+    )
+    from edge_agent.app import notify_systemd
+    from edge_agent.app import run as run_agent
+    from edge_agent.link.session import check_address
+    from edge_agent.telemetry import configure_logs
+
+    configure_logs(settings.log_level)
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stopping() -> None:
+            notify_systemd("STOPPING=1")
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping)
+        await run_agent(settings, stop, lambda: notify_systemd("READY=1"))
+
+    try:
+        check_address(settings.controller)
+        asyncio.run(serve())
+    except AgentError as error:
+        raise _Told(error) from error
+    except OSError as error:
+        raise _Told(AgentError(f"{error.filename or ''}: {error.strerror or error}")) from error
+
+
+# -- status and doctor ----------------------------------------------------------------------------
+
+
+@main.command()
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", is_flag=True, help="Show it anew each second until Ctrl-C.")
+def status(config: Path | None, data_dir: Path | None, as_json: bool, watch: bool) -> None:
+    """Ask the running agent how it is; works with the controller away.
+
+    Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 not running, 4 running but not ready.
+    """
+    from edge_agent.render import print_status
+    from edge_agent.status import ask_status, exit_code_of
+
+    settings = _load(config, data_dir=data_dir)
+    try:
+        while True:
+            answer = asyncio.run(ask_status(settings.socket_path))
+            if as_json:
+                click.echo(json.dumps(answer, ensure_ascii=False))
+            else:
+                if watch:
+                    click.clear()
+                print_status(answer)
+            if not watch:
+                sys.exit(exit_code_of(answer))
+            sys.stdout.flush()
+            time.sleep(1.0)
+    except AgentError as error:
+        if as_json:
+            state = "not_running" if error.exit_code == 3 else "failed"
+            click.echo(json.dumps({"state": state, "message": str(error)}))
+        raise _Told(error) from error
+    except KeyboardInterrupt:
+        sys.exit(EXIT_READY)
+
+
+@main.command()
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """Check this device and say the exact fix for what is wrong."""
+    from edge_agent.doctor import examine
+    from edge_agent.render import print_findings
+
+    settings = _load(config, data_dir=data_dir)
+    findings = asyncio.run(examine(settings))
+    levels = {finding.level for finding in findings}
+    code = EXIT_FAILED if "error" in levels else EXIT_NOT_READY if "warning" in levels else 0
+    if as_json:
+        body = {
+            "ok": "error" not in levels,
+            "findings": [finding.to_json() for finding in findings],
+        }
+        click.echo(json.dumps(body, ensure_ascii=False))
+    else:
+        print_findings(findings)
+    sys.exit(code)
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+@main.group()
+def models() -> None:
+    """List, pull, verify and remove model files."""
+
+
+@models.command("list")
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_command(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """Show the catalogue and what of it is here."""
+    from edge_agent.models.commands import list_models
+    from edge_agent.models.render import render_list
+
+    _models_command(config, data_dir, as_json, list_models, render_list)
+
+
+@models.command()
+@click.argument("name")
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def pull(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """Fetch a model from the first of its sources that works, or make a derived one."""
+    from edge_agent.models.commands import pull_model
+    from edge_agent.models.render import render_pulled, shown_progress
+
+    def action(catalog: Any, store: Any) -> Any:
+        with shown_progress(_console(stderr=True)) as on_progress:
+            return pull_model(catalog, store, name, on_progress=on_progress)
+
+    _models_command(config, data_dir, as_json, action, render_pulled)
+
+
+@models.command()
+@click.argument("names", nargs=-1)
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(
+    names: tuple[str, ...], config: Path | None, data_dir: Path | None, as_json: bool
+) -> None:
+    """Hash the files that are here and compare them with the catalogue."""
+    from edge_agent.models.commands import verify_models
+    from edge_agent.models.render import render_verification
+
+    result = _models_command(
+        config,
+        data_dir,
+        as_json,
+        lambda catalog, store: verify_models(catalog, store, names or None),
+        render_verification,
+    )
+    sys.exit(EXIT_READY if result.ok else EXIT_FAILED)
+
+
+@models.command()
+@click.argument("name")
+@_settings_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def remove(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """Remove a model's file and what unfinished pulls of it left."""
+    from edge_agent.models.commands import remove_model
+    from edge_agent.models.render import render_removed
+
+    _models_command(
+        config,
+        data_dir,
+        as_json,
+        lambda catalog, store: remove_model(catalog, store, name),
+        render_removed,
+    )
+
+
+def _models_command(
+    config: Path | None,
+    data_dir: Path | None,
+    as_json: bool,
+    action: Callable[[Any, Any], Any],
+    render: Callable[[Any, Any], None],
+) -> Any:
+    from edge_agent.models.catalog import load_catalog
+    from edge_agent.models.store import ModelStore
+
+    settings = _load(config, data_dir=data_dir)
+    try:
+        catalog = load_catalog(user_path=settings.catalog_path)
+        result = action(catalog, ModelStore(settings.models_path))
+    except AgentError as error:
+        raise _Told(error) from error
+    except KeyboardInterrupt:
+        raise click.Abort from None
+    if as_json:
+        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        render(result, _console())
+    return result
+
+
+def _console(stderr: bool = False) -> Any:
+    from edge_agent.render import console
+
+    return console(stderr)
+
+
+# -- bench ----------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("model", required=False)
+@_settings_options
+@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--slots", type=int, default=8, show_default=True)
+@click.option("--threads", type=int, default=0, help="0 takes every core.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench(
+    model: str | None,
+    config: Path | None,
+    data_dir: Path | None,
+    path: Path | None,
+    slots: int,
+    threads: int,
+    as_json: bool,
+) -> None:
+    """Measure how fast this device runs a MODEL of the catalogue, alone and with full slots."""
+    from edge_agent.bench import run_bench
+    from edge_agent.engine.base import EngineSettings
+    from edge_agent.render import print_bench
+
+    if (model is None) == (path is None):
+        raise click.UsageError("name a MODEL of the catalogue, or give --file")
+    if slots < 1:
+        raise click.UsageError("--slots: at least 1")
+    settings = _load(config, data_dir=data_dir)
+    import os
+
+    async def measure() -> Any:
+        file = path
+        if file is None:
+            from edge_agent.serving.prepare import ModelPreparer
+
+            prepared = await ModelPreparer(settings)(
+                str(model), lambda text: click.echo(text, err=True)
+            )
+            file = prepared.path
+        return await run_bench(
+            EngineSettings(
+                model_path=file,
+                slots=slots,
+                threads=threads or len(os.sched_getaffinity(0)),
+                context_tokens=1024,
+            )
+        )
+
+    try:
+        report = asyncio.run(measure())
+    except AgentError as error:
+        raise _Told(error) from error
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        print_bench(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The agent's settings: one TOML file, overridden by environment, overridden by flags."""
+
+import difflib
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from edge_agent.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Where the controller is.
+
+    Attributes:
+        address: host:port.
+        insecure: True connects without TLS; only for one machine or a trusted network.
+        ca_file: PEM of the authority to trust; empty trusts the system's.
+        server_name: name expected in the certificate, when it differs from the address.
+    """
+
+    address: str = ""
+    insecure: bool = False
+    ca_file: str = ""
+    server_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSettings:
+    """Power of the whole board; both or neither. Without them a table of boards is asked.
+
+    Attributes:
+        idle_watts: drawn when idle.
+        max_watts: drawn when fully busy.
+        transmit_watts: extra while sending.
+        receive_watts: extra while receiving.
+    """
+
+    idle_watts: float | None = None
+    max_watts: float | None = None
+    transmit_watts: float | None = None
+    receive_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """One model to be served.
+
+    Attributes:
+        name: its name in the catalogue.
+        slots: sequences decoded at once.
+        threads: decoding threads; 0 leaves one core to the agent.
+        context_tokens: longest prompt plus answer of one sequence; 0 takes the catalogue's.
+        gpu_layers: layers offloaded to a GPU.
+        cpu_share_ratio: below 1 leaves the rest of its threads' time to the device's other work.
+        prompt_usd_per_token: price that routing counts.
+        completion_usd_per_token: price that routing counts.
+        request_usd: price that routing counts.
+    """
+
+    name: str
+    slots: int = 4
+    threads: int = 0
+    context_tokens: int = 0
+    gpu_layers: int = 0
+    cpu_share_ratio: float = 1.0
+    prompt_usd_per_token: float = 0.0
+    completion_usd_per_token: float = 0.0
+    request_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the agent can be told.
+
+    Attributes:
+        node_id: the node's name; the host's name when empty.
+        kind: edge or cloud.
+        hardware: what the node is, for people; read from the board when empty.
+        data_dir: where models, calibrations and the status socket are.
+        models_dir: where model files are; `data_dir/models` when empty.
+        catalog_file: your own catalogue, added to the one that comes with the agent.
+        drain_seconds: how long running answers may go on after SIGTERM.
+        log_level: debug, info, warning or error.
+        models: served from the start.
+    """
+
+    node_id: str = ""
+    kind: str = "edge"
+    hardware: str = ""
+    data_dir: Path = Path("~/.local/share/pointsman/agent")
+    models_dir: str = ""
+    catalog_file: str = ""
+    drain_seconds: float = 20.0
+    log_level: str = "info"
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    power: PowerSettings = field(default_factory=PowerSettings)
+    models: tuple[ModelSettings, ...] = ()
+
+    @property
+    def models_path(self) -> Path:
+        """Where model files are."""
+        return Path(self.models_dir).expanduser() if self.models_dir else self.data_dir / "models"
+
+    @property
+    def socket_path(self) -> Path:
+        """Where `edge-agent status` asks."""
+        return self.data_dir / "status.sock"
+
+    @property
+    def catalog_path(self) -> Path | None:
+        """The operator's own catalogue."""
+        return Path(self.catalog_file).expanduser() if self.catalog_file else None
+
+
+def load_settings(
+    path: Path | None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Settings:
+    """Read, merge and check the settings.
+
+    Args:
+        path: the TOML file; None reads none.
+        environ: `EDGE_AGENT_` + key in capitals, such as EDGE_AGENT_CONTROLLER_ADDRESS.
+        overrides: dotted key to value, from the command line; None values are left out.
+
+    Raises:
+        UsageError: with everything that is wrong, one line each.
+    """
+    problems: list[str] = []
+    table = _read(path)
+    for name, value in (os.environ if environ is None else environ).items():
+        if name.startswith("EDGE_AGENT_"):
+            _put_variable(table, name, value, problems)
+    for key, given in (overrides or {}).items():
+        if given is not None:
+            _put(table, key, given)
+    settings: Settings = _build(Settings, "", table, problems)
+    if not problems:
+        settings = _complete(settings)
+        problems += _check(settings)
+    if problems:
+        raise UsageError("\n".join(problems))
+    return settings
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from error
+
+
+def _put_variable(table: dict[str, Any], name: str, value: str, problems: list[str]) -> None:
+    key = name.removeprefix("EDGE_AGENT_").lower()
+    for section in ("controller", "power"):
+        if key.startswith(f"{section}_"):
+            key = f"{section}.{key.removeprefix(f'{section}_')}"
+            break
+    if key.split(".")[0] == "models":
+        problems.append(f"{name}: models are listed in the settings file")
+        return
+    _put(table, key, value)
+
+
+def _put(table: dict[str, Any], key: str, value: object) -> None:
+    section, _, leaf = key.rpartition(".")
+    target = table.setdefault(section, {}) if section else table
+    target[leaf] = value
+
+
+def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> Any:
+    if not isinstance(table, Mapping):
+        problems.append(f"{where}: must be a table")
+        return cls(**({"name": ""} if cls is ModelSettings else {}))
+    hints = get_type_hints(cls)
+    values: dict[str, object] = {}
+    for key, value in table.items():
+        label = f"{where}.{key}" if where else str(key)
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), list(hints), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(hints)}"
+            problems.append(f"{label}: no such setting; {hint}")
+            continue
+        if hints[key] in (ControllerSettings, PowerSettings):
+            values[key] = _build(hints[key], label, value, problems)
+        elif hints[key] == tuple[ModelSettings, ...]:
+            entries = value if isinstance(value, list | tuple) else [value]
+            values[key] = tuple(
+                entry
+                if isinstance(entry, ModelSettings)
+                else _build(ModelSettings, f"{label}[{index}]", entry, problems)
+                for index, entry in enumerate(entries)
+            )
+        else:
+            try:
+                values[key] = _convert(hints[key], value)
+            except ValueError as error:
+                problems.append(f"{label}: {error}")
+    if cls is ModelSettings and "name" not in values:
+        problems.append(f"{where}: name is missing")
+        values["name"] = ""
+    return cls(**values)
+
+
+def _convert(kind: object, value: object) -> object:
+    if kind is bool:
+        text = str(value).lower()
+        if text in ("true", "1", "yes"):
+            return True
+        if text in ("false", "0", "no"):
+            return False
+        raise ValueError(f"must be true or false, not {value!r}")
+    if isinstance(value, bool):
+        raise ValueError(f"must not be {value!r}")
+    if kind is int:
+        if isinstance(value, float):
+            raise ValueError(f"must be a whole number, not {value!r}")
+        return int(str(value))
+    if kind in (float, float | None):
+        return float(str(value))
+    if kind is Path:
+        return Path(str(value))
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, not {value!r}")
+    return value
+
+
+def _complete(settings: Settings) -> Settings:
+    return replace(
+        settings,
+        node_id=settings.node_id or socket.gethostname().split(".")[0],
+        data_dir=Path(settings.data_dir).expanduser().absolute(),
+    )
+
+
+def _check(settings: Settings) -> list[str]:
+    problems = []
+    if not _NODE_ID.fullmatch(settings.node_id):
+        problems.append(
+            f"node_id: letters, digits, dots, dashes and underscores, not {settings.node_id!r}"
+        )
+    if settings.kind not in ("edge", "cloud"):
+        problems.append(f"kind: edge or cloud, not {settings.kind!r}")
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        problems.append(f"log_level: debug, info, warning or error, not {settings.log_level!r}")
+    if not settings.drain_seconds >= 0:
+        problems.append("drain_seconds: 0 or more")
+    power = settings.power
+    if (power.idle_watts is None) != (power.max_watts is None):
+        problems.append("power.idle_watts and power.max_watts belong together")
+    for entry in fields(power):
+        watts = getattr(power, entry.name)
+        if watts is not None and not 0 <= watts < 1e6:
+            problems.append(f"power.{entry.name}: 0 or more, not {watts}")
+    if power.idle_watts is not None and power.max_watts is not None:
+        ordered = power.idle_watts <= power.max_watts
+        if not ordered:
+            problems.append("power.max_watts: at least idle_watts")
+    names = [model.name for model in settings.models]
+    problems += [f"models: {name!r} is listed twice" for name in {*names} if names.count(name) > 1]
+    for model in settings.models:
+        if not 1 <= model.slots <= 256:
+            problems.append(f"models {model.name}: slots must be 1 to 256")
+        if model.threads < 0 or model.context_tokens < 0 or model.gpu_layers < 0:
+            problems.append(f"models {model.name}: threads, context and layers are not negative")
+        if not 0 < model.cpu_share_ratio <= 1:
+            problems.append(f"models {model.name}: cpu_share_ratio above 0, at most 1")
+        prices = (model.prompt_usd_per_token, model.completion_usd_per_token, model.request_usd)
+        if not all(0 <= price < 1e6 for price in prices):
+            problems.append(f"models {model.name}: prices are 0 or more")
+    return problems

@@ -1,0 +1,227 @@
+"""What `edge-agent doctor` checks, and the exact fix for what it finds."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from edge_agent.config import Settings
+from edge_agent.errors import AgentError, NotRunningError
+from edge_agent.status import ask_status
+
+_EARLIEST_PLAUSIBLE_TIME: Final = 1_767_225_600  # 2026-01-01: older than this software
+_DISK_RESERVE_BYTES: Final = 1_000_000_000
+_CHECK_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: "ok", "warning" or "error"; `fix` is what to do about the last two."""
+
+    check: str
+    level: str
+    text: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as a JSON object."""
+        return asdict(self)
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Run every check; one that fails itself is reported as an error and stops nothing."""
+    checks: tuple[tuple[str, Callable[[Settings], Awaitable[list[Finding]]]], ...] = (
+        ("engine", _check_engine),
+        ("data_dir", _check_data_dir),
+        ("models", _check_models),
+        ("memory", _check_memory),
+        ("clock", _check_clock),
+        ("controller", _check_controller),
+        ("agent", _check_agent),
+    )
+    findings: list[Finding] = []
+    for name, check in checks:
+        try:
+            findings += await asyncio.wait_for(check(settings), _CHECK_SECONDS)
+        except asyncio.TimeoutError:
+            findings.append(
+                Finding(name, "error", f"the check took longer than {_CHECK_SECONDS:g} s")
+            )
+        except (OSError, AgentError) as error:
+            findings.append(Finding(name, "error", str(error)))
+    return findings
+
+
+async def _check_engine(settings: Settings) -> list[Finding]:
+    # In a child: a build for another CPU dies with an illegal instruction, and the doctor must not.
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import llama_cpp; llama_cpp.llama_backend_init(); print(llama_cpp.__version__)",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    if process.returncode == 0:
+        return [Finding("engine", "ok", f"llama-cpp-python {out.decode().strip()} works")]
+    if process.returncode == -4:  # SIGILL
+        return [
+            Finding(
+                "engine",
+                "error",
+                "llama.cpp was built for a CPU with instructions that this one lacks",
+                "CMAKE_ARGS=-DGGML_NATIVE=on pip install --no-cache-dir --force-reinstall "
+                "--no-binary llama-cpp-python llama-cpp-python, on this device",
+            )
+        ]
+    last = (err.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+    text = f"llama.cpp cannot be used: {last}"
+    return [Finding("engine", "error", text, "pip install pointsman[agent]")]
+
+
+async def _check_data_dir(settings: Settings) -> list[Finding]:
+    folder = settings.data_dir
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        return [
+            Finding(
+                "data_dir",
+                "error",
+                f"{existing} cannot be written by this user",
+                f"run as the agent's user, or: chown -R {_user()} {existing}",
+            )
+        ]
+    free = shutil.disk_usage(existing).free
+    if free < _DISK_RESERVE_BYTES:
+        return [
+            Finding(
+                "data_dir",
+                "warning",
+                f"only {free / 1e9:.1f} GB are free under {existing}",
+                "remove models that are not used: edge-agent models list",
+            )
+        ]
+    return [Finding("data_dir", "ok", f"{folder}: writable, {free / 1e9:.1f} GB free")]
+
+
+async def _check_models(settings: Settings) -> list[Finding]:
+    from edge_agent.models.catalog import load_catalog
+    from edge_agent.models.store import ModelPresence, ModelStore
+
+    if not settings.models:
+        return [
+            Finding(
+                "models",
+                "warning",
+                "the settings list no model",
+                'add [[models]] with name = "..." (edge-agent models list)',
+            )
+        ]
+    catalog = load_catalog(user_path=settings.catalog_path)
+    store = ModelStore(settings.models_path)
+    findings = []
+    for model in settings.models:
+        entry = catalog.get(model.name)
+        presence = store.state_of(entry).presence
+        if presence is ModelPresence.INSTALLED:
+            findings.append(Finding("models", "ok", f"{model.name}: {store.path_of(entry)}"))
+        else:
+            findings.append(
+                Finding(
+                    "models",
+                    "warning",
+                    f"{model.name}: {presence.value}; the agent will fetch it when it starts",
+                    f"edge-agent models pull {model.name}",
+                )
+            )
+    return findings
+
+
+async def _check_memory(settings: Settings) -> list[Finding]:
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    if memory.available < 400_000_000:
+        return [Finding("memory", "warning", text, "stop other programs, or serve a smaller model")]
+    return [Finding("memory", "ok", text)]
+
+
+async def _check_clock(settings: Settings) -> list[Finding]:
+    if time.time() < _EARLIEST_PLAUSIBLE_TIME:
+        return [
+            Finding(
+                "clock",
+                "error",
+                f"the clock says {time.strftime('%Y-%m-%d')}; certificates will look not yet valid",
+                "timedatectl set-ntp true, and wait for the time to be set",
+            )
+        ]
+    return [Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z"))]
+
+
+async def _check_controller(settings: Settings) -> list[Finding]:
+    controller = settings.controller
+    if not controller.address:
+        return [
+            Finding(
+                "controller",
+                "warning",
+                "no controller address is set",
+                "edge-agent run --controller HOST:PORT, or [controller] address = ...",
+            )
+        ]
+    if controller.ca_file and not Path(controller.ca_file).expanduser().is_file():
+        return [
+            Finding(
+                "controller",
+                "error",
+                f"{controller.ca_file} is not there",
+                "copy ca.pem from the controller's data directory (tls/ca.pem)",
+            )
+        ]
+    host, _, port = controller.address.rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(
+            asyncio.open_connection(host.strip("[]"), int(port)), 5.0
+        )
+    except (OSError, ValueError, asyncio.TimeoutError) as error:
+        reason = "no answer" if isinstance(error, asyncio.TimeoutError) else str(error)
+        return [
+            Finding(
+                "controller",
+                "error",
+                f"{controller.address} cannot be reached: {reason}",
+                "is `edge-controller serve` running there, and does a firewall let its port pass?",
+            )
+        ]
+    writer.close()
+    return [Finding("controller", "ok", f"{controller.address} answers")]
+
+
+async def _check_agent(settings: Settings) -> list[Finding]:
+    try:
+        status = await ask_status(settings.socket_path)
+    except NotRunningError:
+        return [Finding("agent", "warning", "the agent is not running", "edge-agent run")]
+    found = [Finding("agent", "ok", f"running, {status['state']}")]
+    found += [Finding("agent", "warning", issue) for issue in status.get("issues", ())]
+    return found
+
+
+def _user() -> str:
+    """The effective user, by number when it has no name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

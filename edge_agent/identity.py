@@ -1,0 +1,56 @@
+"""What this host is: name, board, cores, memory."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class HostDescription:
+    """What does not change while the agent runs."""
+
+    hardware: str
+    cpu_cores: int
+    memory_bytes: int
+    operating_system: str
+
+
+def describe_host(root: Path = Path("/")) -> HostDescription:
+    """Read the host's description; what cannot be read is left generic.
+
+    Args:
+        root: of the file system that is read; tests give a captured tree.
+    """
+    return HostDescription(
+        hardware=_hardware(root),
+        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        memory_bytes=psutil.virtual_memory().total,
+        operating_system=_operating_system(root),
+    )
+
+
+def _hardware(root: Path) -> str:
+    # Boards name themselves in the device tree, PCs and VMs in DMI.
+    for name in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
+        try:
+            text = (root / name).read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        text = text.replace("\0", "").strip()
+        if text:
+            return text
+    return f"{platform.machine()} host"
+
+
+def _operating_system(root: Path) -> str:
+    try:
+        lines = (root / "etc/os-release").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.platform(terse=True)
+    for line in lines:
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return platform.platform(terse=True)

@@ -1,0 +1,41 @@
+"""States of the agent and of its models. Pure."""
+
+import enum
+from collections.abc import Iterable
+
+
+class ModelPhase(enum.Enum):
+    """Where a model is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class AgentState(enum.Enum):
+    """What the agent is doing, for `status`."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEGRADED = "degraded"
+    STOPPED = "stopped"
+
+
+def agent_state(
+    is_stopping: bool, is_draining: bool, is_connected: bool, phases: Iterable[ModelPhase]
+) -> AgentState:
+    """The state that follows from the parts; READY means connected with a model that answers."""
+    found = list(phases)
+    if is_stopping:
+        return AgentState.STOPPED
+    if is_draining:
+        return AgentState.DRAINING
+    if ModelPhase.READY in found:
+        return AgentState.READY if is_connected else AgentState.DEGRADED
+    if ModelPhase.LOADING in found:
+        return AgentState.LOADING
+    if not found:
+        return AgentState.DEGRADED if is_connected else AgentState.STARTING
+    return AgentState.DEGRADED

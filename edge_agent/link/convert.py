@@ -1,0 +1,178 @@
+"""Between pointsman.v1 and the agent's own values."""
+
+from edge_agent.engine.base import Message, Sampling
+from edge_agent.identity import HostDescription
+from edge_agent.lifecycle import ModelPhase
+from edge_agent.sensors.base import HostSample
+from edge_agent.sensors.power_model import PowerModel
+from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.models import HostedModel
+from edge_agent.serving.work import WorkOrder
+from pointsman.v1 import fleet_pb2, types_pb2
+
+_PHASES = {
+    ModelPhase.LOADING: fleet_pb2.MODEL_PHASE_LOADING,
+    ModelPhase.READY: fleet_pb2.MODEL_PHASE_READY,
+    ModelPhase.FAILED: fleet_pb2.MODEL_PHASE_FAILED,
+}
+
+_OUTCOMES = {
+    Outcome.STOP: types_pb2.FINISH_REASON_STOP,
+    Outcome.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    Outcome.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+    Outcome.FAILED: types_pb2.FINISH_REASON_FAILED,
+}
+
+_FAILURES = {
+    FailureKind.MODEL_NOT_LOADED: fleet_pb2.WORK_FAILURE_KIND_MODEL_NOT_LOADED,
+    FailureKind.DRAINING: fleet_pb2.WORK_FAILURE_KIND_DRAINING,
+    FailureKind.QUEUE_FULL: fleet_pb2.WORK_FAILURE_KIND_QUEUE_FULL,
+    FailureKind.INVALID_REQUEST: fleet_pb2.WORK_FAILURE_KIND_INVALID_REQUEST,
+    FailureKind.CONTEXT_EXCEEDED: fleet_pb2.WORK_FAILURE_KIND_CONTEXT_EXCEEDED,
+    FailureKind.ENGINE_CRASHED: fleet_pb2.WORK_FAILURE_KIND_ENGINE_CRASHED,
+    FailureKind.TIME_LIMIT: fleet_pb2.WORK_FAILURE_KIND_TIME_LIMIT,
+    FailureKind.INTERNAL: fleet_pb2.WORK_FAILURE_KIND_INTERNAL,
+}
+
+
+def attributes_to_proto(
+    host: HostDescription,
+    kind: str,
+    agent_version: str,
+    engine_version: str,
+    power: PowerModel | None,
+    transmit_watts: float | None,
+    receive_watts: float | None,
+) -> fleet_pb2.StaticAttributes:
+    """What does not change while the agent runs."""
+    message = fleet_pb2.StaticAttributes(
+        kind=types_pb2.NODE_KIND_CLOUD if kind == "cloud" else types_pb2.NODE_KIND_EDGE,
+        hardware=host.hardware,
+        cpu_cores=host.cpu_cores,
+        memory_bytes=host.memory_bytes,
+        operating_system=host.operating_system,
+        agent_version=agent_version,
+        engine_version=engine_version,
+        power_source=types_pb2.POWER_SOURCE_NONE,
+        transmit_watts=transmit_watts,
+        receive_watts=receive_watts,
+    )
+    if power is not None:
+        message.idle_watts = power.idle_watts
+        message.max_watts = power.max_watts
+        message.power_source = types_pb2.POWER_SOURCE_ESTIMATE
+    return message
+
+
+def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
+    """One model of this node, with its own measured speeds once they exist."""
+    settings, prepared, loaded = model.settings, model.prepared, model.loaded
+    message = fleet_pb2.ModelState(
+        name=settings.name,
+        phase=_PHASES[model.phase],
+        issue=model.issue,
+        slots=loaded.slots if loaded else settings.slots,
+        price=fleet_pb2.TokenPrice(
+            prompt_usd_per_token=settings.prompt_usd_per_token,
+            completion_usd_per_token=settings.completion_usd_per_token,
+            request_usd=settings.request_usd,
+        ),
+    )
+    if prepared is not None:
+        message.family = prepared.family
+        message.parameters_billions = prepared.parameters_billions
+        message.quantisation = prepared.quantisation
+        message.digest = prepared.digest
+        message.context_tokens = prepared.context_tokens
+    if loaded is not None:
+        message.context_tokens = loaded.context_tokens
+        message.has_chat_template = loaded.has_chat_template
+        if loaded.characters_per_token is not None:
+            message.characters_per_token = loaded.characters_per_token
+    if model.speeds is not None:
+        message.calibration.prefill_tokens_per_second = model.speeds.prefill_rate
+        message.calibration.decode_tokens_per_second = model.speeds.decode_rate
+        message.calibration.saturated_decode_tokens_per_second = model.speeds.saturated_decode_rate
+        message.calibration.utilisation_ratio = 1.0
+    return message
+
+
+def health_to_proto(
+    sample: HostSample,
+    power: PowerModel | None,
+    models: "list[HostedModel]",
+    issues: list[str],
+) -> fleet_pb2.HealthSample:
+    """One health sample; power is the board's model at this utilisation, and says so."""
+    message = fleet_pb2.HealthSample(
+        uptime_seconds=sample.uptime_seconds,
+        cpu_utilisation_ratio=sample.cpu_utilisation_ratio,
+        memory_available_bytes=sample.memory_available_bytes,
+        temperature_celsius=sample.temperature_celsius,
+        power_source=types_pb2.POWER_SOURCE_NONE,
+        is_throttled=sample.is_throttled,
+        issues=issues,
+    )
+    message.sample_time.GetCurrentTime()
+    if power is not None:
+        message.power_watts = power.watts(sample.cpu_utilisation_ratio)
+        message.power_source = types_pb2.POWER_SOURCE_ESTIMATE
+    for model in models:
+        if model.engine is not None:
+            stats = model.engine.stats()
+            message.loads.add(
+                name=model.settings.name,
+                busy_slots=stats.busy_slots,
+                queued_requests=stats.queued_requests,
+            )
+    return message
+
+
+def order_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
+    """A work order; the controller fills in every sampling default."""
+    given, defaults = message.sampling, Sampling()
+    prompt: str | tuple[Message, ...] = message.prompt
+    if message.WhichOneof("input") == "chat":
+        prompt = tuple(Message(turn.role, turn.content) for turn in message.chat.messages)
+    return WorkOrder(
+        request_id=message.request_id,
+        attempt=message.attempt,
+        model=message.model,
+        prompt=prompt,
+        sampling=Sampling(
+            max_tokens=given.max_tokens if given.HasField("max_tokens") else defaults.max_tokens,
+            temperature=given.temperature
+            if given.HasField("temperature")
+            else defaults.temperature,
+            top_p=given.top_p if given.HasField("top_p") else defaults.top_p,
+            top_k=given.top_k if given.HasField("top_k") else defaults.top_k,
+            seed=given.seed if given.HasField("seed") else None,
+            stop=tuple(given.stop),
+        ),
+        time_limit_seconds=message.time_limit_seconds or 900.0,
+    )
+
+
+def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:
+    """The end of a work order."""
+    message = fleet_pb2.Completion(
+        request_id=completion.request_id,
+        attempt=completion.attempt,
+        model=completion.model,
+        finish_reason=_OUTCOMES[completion.outcome],
+        usage=types_pb2.Usage(
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            queue_seconds=completion.queue_seconds,
+            prefill_seconds=completion.prefill_seconds,
+            decode_seconds=completion.decode_seconds,
+            energy_joules=completion.energy_joules,
+            energy_source=types_pb2.POWER_SOURCE_NONE
+            if completion.energy_joules is None
+            else types_pb2.POWER_SOURCE_ESTIMATE,
+        ),
+    )
+    if completion.failure is not None:
+        message.failure.kind = _FAILURES[completion.failure]
+        message.failure.message = completion.message
+    return message

@@ -1,0 +1,99 @@
+"""Tables for people."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from edge_agent.doctor import Finding
+
+
+def console(stderr: bool = False) -> Console:
+    """A console that does not wrap tables when it is piped."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else 140, highlight=False)
+
+
+def print_status(status: dict[str, Any]) -> None:
+    """The object of `edge-agent status --json`, for people."""
+    out = console()
+    controller = status["controller"]
+    link = (
+        f"connected to {controller['address']} for {controller['connected_seconds']:.0f} s"
+        if controller["is_connected"]
+        else f"not connected to {controller['address'] or 'any controller'}"
+    )
+    out.print(f"[bold]{status['node_id']}[/bold] is {status['state']}; {link}")
+    health = status["health"]
+    if health:
+        parts = [
+            f"CPU {100 * health['cpu_utilisation_ratio']:.0f} %",
+            f"{health['memory_available_bytes'] / 1e9:.1f} GB free",
+        ]
+        if health["temperature_celsius"] is not None:
+            parts.append(f"{health['temperature_celsius']:.0f} °C")
+        if health["is_throttled"]:
+            parts.append("throttled")
+        if health["power_watts"] is not None:
+            parts.append(f"{health['power_watts']:.1f} W ({health['power_source']})")
+        out.print(f"{status['hardware']}: {', '.join(parts)}")
+    table = Table()
+    for name in ("model", "phase", "slots", "queued", "one tok/s", "all tok/s", "memory MB"):
+        table.add_column(name, overflow="fold")
+    for model in status["models"]:
+        table.add_row(
+            model["name"],
+            model["phase"],
+            f"{model['busy_slots']}/{model['slots']}",
+            str(model["queued_requests"]),
+            _number(model["decode_tokens_per_second"]),
+            _number(model["saturated_decode_tokens_per_second"]),
+            _number(model["resident_bytes"] and model["resident_bytes"] / 1e6),
+        )
+    if status["models"]:
+        out.print(table)
+    requests = status["requests"]
+    out.print(
+        f"{requests['running']} running, {requests['completed']} answered, "
+        f"{requests['failed']} failed; {requests['energy_joules']:.0f} J "
+        f"({requests['energy_source']})"
+    )
+    for entry in requests["recent"][:5]:
+        out.print(
+            f"  {entry['request_id']}: {entry['outcome']}, {entry['completion_tokens']} tokens in "
+            f"{entry['total_seconds']:.2f} s {entry['message']}",
+            markup=False,
+        )
+    for model in status["models"]:
+        if model["phase"] == "loading" and model["issue"]:
+            out.print(f"{model['name']}: {model['issue']}", markup=False)
+    for issue in status["issues"]:
+        out.print(f"issue: {issue}", markup=False)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """What the doctor found."""
+    out = console()
+    marks = {"ok": "[green]ok[/green]     ", "warning": "[yellow]warning[/yellow]"}
+    for finding in findings:
+        out.print(f"{marks.get(finding.level, '[red]error[/red]  ')} {finding.check}: ", end="")
+        out.print(finding.text, markup=False)
+        if finding.fix:
+            out.print(f"        fix: {finding.fix}", markup=False)
+
+
+def print_bench(report: Any) -> None:
+    """What `edge-agent bench` measured."""
+    out = console()
+    table = Table()
+    table.add_column("figure")
+    table.add_column("value")
+    for key, value in report.to_json().items():
+        table.add_row(key, _number(value) if isinstance(value, float) else str(value))
+    out.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,45 @@
+"""Utilisation, memory and temperature of any Linux host."""
+
+import time
+import warnings
+
+import psutil
+
+from edge_agent.sensors.base import HostSample
+
+_CPU_SENSORS = ("cpu_thermal", "cpu-thermal", "coretemp", "k10temp", "zenpower", "acpitz")
+
+
+class HostSensor:
+    """Reads the host; each call measures utilisation since the one before."""
+
+    def __init__(self) -> None:
+        psutil.cpu_percent(interval=None)  # the first reading is a baseline
+
+    def read(self) -> HostSample:
+        """One sample; takes about a millisecond."""
+        return HostSample(
+            cpu_utilisation_ratio=min(psutil.cpu_percent(interval=None) / 100.0, 1.0),
+            memory_available_bytes=psutil.virtual_memory().available,
+            uptime_seconds=time.clock_gettime(time.CLOCK_BOOTTIME)
+            if hasattr(time, "CLOCK_BOOTTIME")
+            else time.monotonic(),
+            temperature_celsius=_temperature(),
+            is_throttled=None,
+        )
+
+
+def _temperature() -> float | None:
+    if not hasattr(psutil, "sensors_temperatures"):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # psutil warns about half-present hwmon entries
+        try:
+            zones = psutil.sensors_temperatures()
+        except OSError:
+            return None
+    for name in _CPU_SENSORS:
+        for entry in zones.get(name, ()):
+            if entry.current and entry.current > -200:
+                return float(entry.current)
+    return None

@@ -1,0 +1,50 @@
+"""What one work order cost, as it is told to the controller and shown in the status."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Outcome(enum.Enum):
+    """How a work order ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FailureKind(enum.Enum):
+    """Why it failed; names follow WorkFailureKind in fleet.proto."""
+
+    MODEL_NOT_LOADED = "model_not_loaded"
+    DRAINING = "draining"
+    QUEUE_FULL = "queue_full"
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_EXCEEDED = "context_exceeded"
+    ENGINE_CRASHED = "engine_crashed"
+    TIME_LIMIT = "time_limit"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one work order.
+
+    Attributes:
+        energy_joules: estimated from the engine's busy time; None when no power model exists.
+        total_seconds: from arrival at the node to the end.
+    """
+
+    request_id: str
+    attempt: int
+    model: str
+    outcome: Outcome
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    total_seconds: float = 0.0
+    energy_joules: float | None = None
+    failure: FailureKind | None = None
+    message: str = ""

@@ -1,0 +1,50 @@
+"""From a model's name to a verified file, by way of the catalogue."""
+
+from collections.abc import Callable
+
+from edge_agent.config import Settings
+from edge_agent.models.progress import PullProgress, PullStage
+from edge_agent.serving.models import PreparedModel
+
+
+class ModelPreparer:
+    """Pulls what is missing, and verifies what is there."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def __call__(self, name: str, report: Callable[[str], None]) -> PreparedModel:
+        """Prepare a model; see `PrepareModel`."""
+        # Read late: the catalogue and the downloader cost start-up time, and an agent whose models
+        # are all there needs them once.
+        from edge_agent.models.catalog import load_catalog
+        from edge_agent.models.pull import pull
+        from edge_agent.models.store import ModelStore
+
+        catalog = load_catalog(user_path=self._settings.catalog_path)
+        entry = catalog.get(name)
+        store = ModelStore(self._settings.models_path)
+        last = ""
+
+        def on_progress(progress: PullProgress) -> None:
+            nonlocal last
+            text = f"{progress.stage.value}: {progress.text}"
+            if progress.total_bytes and progress.stage is not PullStage.DONE:
+                # In steps of 10 %, so that the controller is not told of every block.
+                share = 10 * (10 * progress.done_bytes // progress.total_bytes)
+                text += f" ({share} %)"
+            if text != last:
+                last = text
+                report(text)
+
+        path = await pull(entry, store, catalog, on_progress=on_progress)
+        sidecar = store.state_of(entry).sidecar
+        return PreparedModel(
+            path=path,
+            digest=sidecar.sha256 if sidecar else entry.sha256 or "",
+            family=entry.family,
+            parameters_billions=entry.parameters_billions,
+            quantisation=entry.quantisation,
+            context_tokens=entry.context_tokens,
+            chat_template=entry.template.jinja,
+        )

@@ -1,0 +1,277 @@
+"""Work orders from the link: admission, token stream, cancellation, drain."""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from edge_agent.engine.base import (
+    Finished,
+    GenerationRequest,
+    InferenceEngine,
+    Message,
+    PromptProgress,
+    RejectedError,
+    RejectionKind,
+    Sampling,
+    SlowReaderError,
+    StopReason,
+    TextChunk,
+)
+from edge_agent.errors import EngineError
+from edge_agent.sensors.power_model import PowerModel
+from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.models import HostedModel
+
+log = structlog.get_logger()
+
+_KNOWN_ORDERS: Final = 4096
+"""Orders remembered after their end, so that a repeat is not worked on twice (case S8)."""
+
+_CANCEL_SECONDS: Final = 2.0
+"""How long an engine may take to end a cancelled answer."""
+
+_REJECTIONS: Final = {
+    RejectionKind.CONTEXT_EXCEEDED: FailureKind.CONTEXT_EXCEEDED,
+    RejectionKind.INVALID_REQUEST: FailureKind.INVALID_REQUEST,
+    RejectionKind.QUEUE_FULL: FailureKind.QUEUE_FULL,
+    RejectionKind.NO_CHAT_TEMPLATE: FailureKind.INVALID_REQUEST,
+}
+
+_OUTCOMES: Final = {
+    StopReason.STOP: Outcome.STOP,
+    StopReason.LENGTH: Outcome.LENGTH,
+    StopReason.CANCELLED: Outcome.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """One request for this node; `prompt` is raw text or a chat."""
+
+    request_id: str
+    attempt: int
+    model: str
+    prompt: str | tuple[Message, ...]
+    sampling: Sampling
+    time_limit_seconds: float
+
+
+class WorkListener(Protocol):
+    """Who is told about work; none of these waits."""
+
+    def progressed(self, request_id: str, attempt: int, text: str, tokens: int) -> None:
+        """Tokens came; empty text and 0 tokens mean that the prompt is being read."""
+        ...
+
+    def completed(self, completion: Completion) -> None:
+        """An order ended; called exactly once for each."""
+        ...
+
+
+class WorkDesk:
+    """All work orders of this node. Belongs to the event loop.
+
+    Args:
+        models: by name; looked at when an order comes.
+        listener: told of progress and ends.
+        power: for the energy estimate of each answer.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[str], HostedModel | None],
+        listener: WorkListener,
+        power: PowerModel | None,
+    ) -> None:
+        self._models = models
+        self._listener = listener
+        self._power = power
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._engines: dict[tuple[str, int], InferenceEngine] = {}
+        self._asking: set[asyncio.Future[None]] = set()
+        self.is_draining = False
+        self.recent: deque[Completion] = deque(maxlen=20)
+        self.completed_requests = 0
+        self.failed_requests = 0
+        self.energy_joules = 0.0
+
+    @property
+    def running_requests(self) -> int:
+        """Orders that have not ended."""
+        return len(self._running)
+
+    def accept(self, order: WorkOrder) -> None:
+        """Start an order; a repeat of a known one is ignored."""
+        key = (order.request_id, order.attempt)
+        if key in self._known:
+            return
+        self._known[key] = None
+        while len(self._known) > _KNOWN_ORDERS:
+            self._known.popitem(last=False)
+        task = asyncio.create_task(self._work(order), name=f"work-{order.request_id}")
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    def cancel(self, request_id: str, attempt: int) -> None:
+        """Stop an order; unknown ones are ignored.
+
+        The engine is asked first, since it ends the answer with an account of what it cost; one
+        that does not listen within `_CANCEL_SECONDS` is left alone with it.
+        """
+        key = (request_id, attempt)
+        task = self._running.get(key)
+        if task is None:
+            return
+        engine = self._engines.get(key)
+        if engine is None:
+            task.cancel()
+            return
+        asking = asyncio.ensure_future(engine.cancel(_generation_key(request_id, attempt)))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        asyncio.get_running_loop().call_later(_CANCEL_SECONDS, task.cancel)
+
+    def cancel_all(self) -> None:
+        """Stop everything: the controller that asked for it is gone."""
+        for request_id, attempt in list(self._running):
+            self.cancel(request_id, attempt)
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new and let running orders end, for at most this long."""
+        self.is_draining = True
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=seconds)
+        tasks = list(self._running.values())
+        self.cancel_all()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2.0)
+
+    async def _work(self, order: WorkOrder) -> None:
+        started = time.monotonic()
+        try:
+            completion = await asyncio.wait_for(
+                self._generate(order, started), order.time_limit_seconds
+            )
+        except asyncio.CancelledError:
+            # Whoever cancelled is told so; what was decoded so far is not an answer.
+            completion = self._ended(order, started, Outcome.CANCELLED)
+        except asyncio.TimeoutError:
+            completion = self._failed(
+                order,
+                started,
+                FailureKind.TIME_LIMIT,
+                f"the answer took longer than {order.time_limit_seconds:g} s",
+            )
+        except RejectedError as error:
+            completion = self._failed(order, started, _REJECTIONS[error.kind], str(error))
+        except EngineError as error:
+            completion = self._failed(order, started, FailureKind.ENGINE_CRASHED, str(error))
+        except SlowReaderError as error:
+            completion = self._failed(order, started, FailureKind.INTERNAL, str(error))
+        except Exception:
+            log.exception("request.failed", request_id=order.request_id)
+            completion = self._failed(
+                order, started, FailureKind.INTERNAL, "the agent failed; its log says why"
+            )
+        self._close(completion)
+
+    async def _generate(self, order: WorkOrder, started: float) -> Completion:
+        if self.is_draining:
+            return self._failed(order, started, FailureKind.DRAINING, "the node is draining")
+        model = self._models(order.model)
+        engine = _ready_engine(model)
+        if engine is None:
+            issue = f": {model.issue}" if model and model.issue else ""
+            return self._failed(
+                order,
+                started,
+                FailureKind.MODEL_NOT_LOADED,
+                f"{order.model} is not loaded on this node{issue}",
+            )
+        key = (order.request_id, order.attempt)
+        request = GenerationRequest(_generation_key(*key), order.prompt, order.sampling)
+        self._engines[key] = engine
+        try:
+            async with aclosing(engine.generate(request)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    match event:
+                        case PromptProgress():
+                            self._listener.progressed(*key, "", 0)
+                        case TextChunk(text, tokens):
+                            self._listener.progressed(*key, text, tokens)
+                        case Finished():
+                            return self._finished(order, started, event)
+        finally:
+            del self._engines[key]
+        return self._failed(order, started, FailureKind.INTERNAL, "the engine ended without a word")
+
+    def _finished(self, order: WorkOrder, started: float, event: Finished) -> Completion:
+        energy = None
+        if self._power is not None:
+            # The engine was busy for this request alone during its work seconds, at full power.
+            energy = event.work_seconds * self._power.watts(1.0)
+        return Completion(
+            request_id=order.request_id,
+            attempt=order.attempt,
+            model=order.model,
+            outcome=_OUTCOMES[event.reason],
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=event.completion_tokens,
+            queue_seconds=event.queue_seconds,
+            prefill_seconds=event.prefill_seconds,
+            decode_seconds=event.decode_seconds,
+            total_seconds=time.monotonic() - started,
+            energy_joules=energy,
+        )
+
+    def _ended(self, order: WorkOrder, started: float, outcome: Outcome) -> Completion:
+        return Completion(
+            order.request_id,
+            order.attempt,
+            order.model,
+            outcome,
+            total_seconds=time.monotonic() - started,
+        )
+
+    def _failed(
+        self, order: WorkOrder, started: float, kind: FailureKind, message: str
+    ) -> Completion:
+        return Completion(
+            order.request_id,
+            order.attempt,
+            order.model,
+            Outcome.FAILED,
+            total_seconds=time.monotonic() - started,
+            failure=kind,
+            message=message,
+        )
+
+    def _close(self, completion: Completion) -> None:
+        self.recent.appendleft(completion)
+        if completion.outcome is Outcome.FAILED:
+            self.failed_requests += 1
+            log.warning(
+                "request.failed",
+                request_id=completion.request_id,
+                kind=completion.failure.value if completion.failure else None,
+                reason=completion.message,
+            )
+        else:
+            self.completed_requests += 1
+        self.energy_joules += completion.energy_joules or 0.0
+        self._listener.completed(completion)
+
+
+def _generation_key(request_id: str, attempt: int) -> str:
+    return f"{request_id}#{attempt}"
+
+
+def _ready_engine(model: HostedModel | None) -> InferenceEngine | None:
+    return model.engine if model is not None and model.is_ready else None

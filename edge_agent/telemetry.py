@@ -1,0 +1,30 @@
+"""Log set-up: colour on a terminal, JSON otherwise, to standard error."""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(level: str) -> None:
+    """Set up structlog.
+
+    Args:
+        level: debug, info, warning or error.
+    """
+    renderer: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if sys.stderr.isatty()
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
