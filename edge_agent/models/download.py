@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ _WEB_PAGES: Final = ("text/html", "application/xhtml+xml", "application/json", "
 
 class SourceError(Exception):
     """One source did not give the file; the text says why and goes into a list of such."""
+
+
+class _WrongFileError(SourceError):
+    """What arrives is not the file; what arrived is worth nothing."""
 
 
 class _PassingError(Exception):
@@ -144,14 +149,17 @@ async def _try_once(
             have = _accept(response, wanted, have)
             _remember_validator(response, wanted)
             await _append(response, wanted, have, on_bytes)
+    except _WrongFileError:
+        discard(wanted.target)
+        raise
     except httpx.TimeoutException as error:
         kind = "no connection" if isinstance(error, httpx.ConnectTimeout) else "no byte"
         patience = client.timeout.connect if kind == "no connection" else client.timeout.read
-        raise _PassingError(f"{kind} within {patience:g} s") from error
+        raise _PassingError(f"{_host(wanted.url)}: {kind} within {patience:g} s") from error
     except httpx.TransportError as error:
-        raise _PassingError(_in_words(error)) from error
+        raise _PassingError(f"{_host(wanted.url)}: {_in_words(error)}") from error
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise SourceError(_in_words(error)) from error
+        raise SourceError(f"{_host(wanted.url)}: {_in_words(error)}") from error
     if _size(wanted.target) < wanted.size_bytes:
         raise _PassingError("the connection ended before the file did")
 
@@ -208,15 +216,13 @@ async def _append(
             async for chunk in response.aiter_raw():
                 pending += chunk
                 arrived = have + len(pending)
-                if have == 0 and len(pending) >= len(GGUF_MAGIC):
-                    magic = bytes(pending[: len(GGUF_MAGIC)])
-                    if magic != GGUF_MAGIC:
-                        pending.clear()
-                        raise SourceError(
-                            f"what it sends is no GGUF file: it begins with {magic!r}"
-                        )
+                magic = bytes(pending[: len(GGUF_MAGIC)])
+                if have == 0 and arrived >= len(GGUF_MAGIC) and magic != GGUF_MAGIC:
+                    raise _WrongFileError(f"it sends no GGUF file: it begins with {magic!r}")
                 if arrived > wanted.size_bytes:
-                    raise SourceError(f"it sends more than the {wanted.size_bytes} bytes expected")
+                    raise _WrongFileError(
+                        f"it sends more than the {wanted.size_bytes} bytes expected"
+                    )
                 on_bytes(arrived)
                 if len(pending) >= _WRITE_BYTES:
                     await anyio.to_thread.run_sync(_write, file, bytes(pending))
@@ -301,6 +307,10 @@ def _refusal(status: int) -> str:
     if status in (404, 410):
         return f"the server has no such file ({status})"
     return f"the server answered {status}"
+
+
+def _host(url: str) -> str:
+    return urllib.parse.urlsplit(url).hostname or url
 
 
 def _in_words(error: Exception) -> str:

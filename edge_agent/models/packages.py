@@ -33,6 +33,7 @@ _POLL_SECONDS: Final = 0.5
 _END_SECONDS: Final = 5.0
 _COPY_BYTES: Final = 1024 * 1024
 _KEPT_OUTPUT_BYTES: Final = 16 * 1024
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,9 @@ async def _run(
                 on_bytes(seen)
             if time.monotonic() - moved > stall_seconds:
                 raise SourceError(f"pip got no byte within {stall_seconds:g} s and was ended")
-        return await ended, await asyncio.wait_for(output, _END_SECONDS)
+        # Something that pip started may still hold its output open; not worth waiting for.
+        await asyncio.wait({output}, timeout=_END_SECONDS)
+        return ended.result(), output.result() if output.done() else ""
     finally:
         with anyio.CancelScope(shield=True):
             await _end(process, ended)
@@ -210,7 +213,7 @@ def _complaint(code: int, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = errors[-1] if errors else (lines[-1] if lines else "it said nothing")
-    return f"{re.sub(chr(27) + r'[[][0-9;]*m', '', said)} (exit status {code})"
+    return f"{_COLOUR.sub('', said)} (exit status {code})"
 
 
 def _largest_file(folder: Path) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _PLAIN_EVERY_SECONDS: Final = 5.0
+_WIDE_COLUMNS: Final = 110
 _STATE_STYLE: Final = {
     ModelPresence.INSTALLED: "green",
     ModelPresence.UNVERIFIED: "yellow",
@@ -30,28 +31,31 @@ _STATE_STYLE: Final = {
 
 def render_list(result: ModelList, console: "Console") -> None:
     """Print the models as a table, and where they are."""
+    from rich.markup import escape
     from rich.table import Table  # costs what `status --json` need not pay
 
+    shows_licence = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("MODEL", no_wrap=True)
     for name in ("PARAMS", "QUANT", "CONTEXT", "SIZE"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("STATE", "LICENCE"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("STATE", no_wrap=True)
+    if shows_licence:
+        table.add_column("LICENCE", no_wrap=True)
     for model in result.models:
         share = model.on_disk_bytes / model.size_bytes if model.size_bytes else None
         is_partial = model.presence is ModelPresence.PARTIAL and share is not None
         state = f"partial {share:.0%}" if is_partial else model.presence.value
         style = _STATE_STYLE[model.presence]
-        table.add_row(
+        row = [
             model.name,
             f"{model.parameters_billions:.3g} B",
             model.quantisation,
             str(model.context_tokens),
             in_megabytes(model.size_bytes) if model.size_bytes else "made here",
             f"[{style}]{state}[/{style}]",
-            model.licence,
-        )
+        ]
+        table.add_row(*row, *([escape(model.licence)] if shows_licence else []))
     console.print(table)
     console.print(f"Folder: {result.folder}", style="dim", highlight=False, soft_wrap=True)
 

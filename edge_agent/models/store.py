@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import threading
 from contextlib import suppress
@@ -304,17 +305,12 @@ class ModelStore:
         return freed
 
     def _unfinished(self, entry: CatalogEntry) -> list[Path]:
-        lock = self.lock_path(entry).name
-        pattern = f".{entry.file}."
+        pattern = re.compile(rf"\.{re.escape(entry.file)}\.([0-9a-f]{{12}}|derived|json)\..+")
         try:
-            names = sorted(item.name for item in os.scandir(self.folder))
+            names = sorted(os.listdir(self.folder))
         except OSError:
             return []
-        return [
-            self.folder / name
-            for name in names
-            if name.startswith(pattern) and not name.startswith(lock)
-        ]
+        return [self.folder / name for name in names if pattern.fullmatch(name)]
 
 
 @dataclass(frozen=True, slots=True)
