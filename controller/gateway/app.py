@@ -1,0 +1,373 @@
+"""The OpenAI-compatible HTTP door: its routes, and how an answer goes out on the wire."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from controller.api.service import ServedModel
+from controller.domain.request import InferenceRequest
+from controller.errors import RouterError
+from controller.gateway.openai import (
+    AUTO_MODEL,
+    ChatCompletionRequest,
+    ChunkBuilder,
+    HttpFailure,
+    Json,
+    account_failure,
+    chat_completion,
+    failure_of,
+    internal_failure,
+    model_list,
+    new_request_id,
+    parse_request,
+    to_json,
+)
+from controller.ids import RequestId
+from controller.request_manager.manager import InferEvent
+from controller.request_manager.records import Account
+from controller.request_manager.stream import RoutedTo, Text
+
+log = structlog.get_logger()
+
+_UTF8: Final = frozenset({"charset=utf-8", 'charset="utf-8"', "charset=utf8"})
+
+Item = InferEvent | HttpFailure
+"""What the service says of one request; an Account or a failure is the last."""
+
+
+class Router(Protocol):
+    """What this door needs of `RouterService`."""
+
+    def infer(self, request: InferenceRequest) -> AsyncGenerator[InferEvent, None]:
+        """Events, at last one Account; raises RouterError. Closing it cancels the request."""
+        ...
+
+    def models(self) -> list[ServedModel]:
+        """What the fleet can answer with now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """How much and how long this door waits.
+
+    Attributes:
+        max_body_bytes: longer request bodies are refused; JSON may need several bytes for one of
+            the prompt.
+        body_seconds: longest time for a request body to arrive.
+        hold_seconds: how long a stream's status line waits for the first event, so that a refusal
+            is still an HTTP error. Longer than a batching window, for refusals come at its end.
+        keep_alive_seconds: a stream with nothing to say sends a comment this often.
+        write_seconds: a client that takes in nothing for this long counts as gone.
+    """
+
+    max_body_bytes: int = 4_000_000
+    body_seconds: float = 30.0
+    hold_seconds: float = 1.5
+    keep_alive_seconds: float = 10.0
+    write_seconds: float = 60.0
+
+
+def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
+    """The HTTP application over a router."""
+    created = int(time.time())
+
+    async def list_models(request: Request) -> Response:
+        return _json({"object": "list", "data": model_list(router.models(), created)})
+
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        found = {model["id"]: model for model in model_list(router.models(), created)}
+        if name in found:
+            return _json(found[name])
+        served = ", ".join(found) or "none; no node is ready"
+        raise HttpFailure(
+            404, "model_not_found", f"No model is called {name!r}. Served now: {served}.", "model"
+        )
+
+    async def live(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        models = len(router.models())
+        return _json(
+            {"status": "ready" if models else "no model", "models": models}, 200 if models else 503
+        )
+
+    return Starlette(
+        routes=[
+            Route(
+                "/v1/chat/completions",
+                ChatCompletions(router, limits or GatewayLimits()),
+                methods=["POST"],
+            ),
+            Route("/v1/models", list_models),
+            Route("/v1/models/{name:path}", get_model),
+            Route("/healthz", live),
+            Route("/readyz", ready),
+        ],
+        exception_handlers={
+            HTTPException: _on_http_exception,
+            HttpFailure: _on_failure,
+            Exception: _on_crash,
+        },
+    )
+
+
+def _json(content: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(content), status, headers, "application/json")
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        failure = HttpFailure(404, "not_found", f"There is nothing at {where}.")
+    elif error.status_code == 405:
+        failure = HttpFailure(405, "method_not_allowed", f"{where}: not with this method.")
+    else:
+        failure = HttpFailure(error.status_code, "http_error", error.detail)
+    return _json(failure.body(), failure.status, dict(error.headers or {}))
+
+
+async def _on_failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HttpFailure)
+    return _json(error.body(), error.status)
+
+
+async def _on_crash(request: Request, error: Exception) -> Response:
+    log.error("http.crashed", path=request.url.path, exc_info=error)
+    return await _on_failure(request, internal_failure())
+
+
+class ChatCompletions:
+    """`POST /v1/chat/completions` as an ASGI application.
+
+    Whatever ends the exchange early (the client leaves, it stops reading, the server stops) closes
+    the router's iterator, and so cancels the generation (case S1).
+    """
+
+    def __init__(self, router: Router, limits: GatewayLimits) -> None:
+        self._router = router
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request_id = new_request_id()
+        try:
+            body = await _read_body(Request(scope, receive), self._limits)
+            request = parse_request(body)
+            inference = request.to_inference()
+        except ClientDisconnect:
+            return
+        except HttpFailure as failure:
+            await _failure_response(failure, request_id)(scope, receive, send)
+            return
+        outgoing, items = anyio.create_memory_object_stream[Item](0)
+        exchange = _Exchange(request, inference, items, send, self._limits)
+        with outgoing, items:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_pump, self._router, inference, outgoing, name="http-infer")
+                tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope, name="http-gone")
+                await (exchange.stream() if request.is_stream else exchange.whole())
+                tasks.cancel_scope.cancel()
+
+
+async def _read_body(request: Request, limits: GatewayLimits) -> bytes:
+    """The request's body.
+
+    Raises:
+        HttpFailure: it is not JSON by its own account, too long, or too slow to arrive.
+        ClientDisconnect: the client left.
+    """
+    media_type, *parameters = request.headers.get("content-type", "").lower().split(";")
+    charsets = {text.strip() for text in parameters if "charset" in text}
+    # A browser may send anything but application/json to us unasked, from any page.
+    if media_type.strip() != "application/json" or charsets - _UTF8:
+        raise HttpFailure(
+            415, "wrong_content_type", "Send Content-Type: application/json in UTF-8."
+        )
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpFailure(415, "wrong_content_encoding", "Send the body without compression.")
+    too_long = HttpFailure(
+        413, "body_too_long", f"The body is too long; at most {limits.max_body_bytes} bytes."
+    )
+    if int(request.headers.get("content-length", 0)) > limits.max_body_bytes:
+        raise too_long
+    body = bytearray()
+    try:
+        with anyio.fail_after(limits.body_seconds):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limits.max_body_bytes:
+                    raise too_long
+    except TimeoutError as error:
+        raise HttpFailure(
+            408, "body_timeout", f"The body did not arrive within {limits.body_seconds:g} s."
+        ) from error
+    return bytes(body)
+
+
+async def _pump(
+    router: Router, inference: InferenceRequest, outgoing: MemoryObjectSendStream[Item]
+) -> None:
+    """Hand on what the router says, one event at a time; the last is an Account or a failure."""
+    last: Item = internal_failure()  # an iterator that just ends has answered nothing
+    try:
+        async with aclosing(router.infer(inference)) as events:
+            async for event in events:
+                if isinstance(event, Account):
+                    last = account_failure(event) or event
+                    break
+                await outgoing.send(event)
+    except RouterError as error:
+        last = failure_of(error)
+    except Exception:
+        log.exception("http.request_crashed", request_id=inference.request_id)
+        last = internal_failure()
+    await outgoing.send(last)
+
+
+async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+class _Exchange:
+    """One request's way back to its client."""
+
+    def __init__(
+        self,
+        request: ChatCompletionRequest,
+        inference: InferenceRequest,
+        items: MemoryObjectReceiveStream[Item],
+        send: Send,
+        limits: GatewayLimits,
+    ) -> None:
+        self._inference = inference
+        self._items = items
+        self._send = send
+        self._limits = limits
+        self._created = int(time.time())
+        self._chunks = ChunkBuilder(
+            inference.request_id,
+            inference.model or AUTO_MODEL,
+            self._created,
+            request.includes_usage,
+        )
+
+    async def whole(self) -> None:
+        """Answer in one piece."""
+        texts: list[str] = []
+        while True:
+            item = await self._items.receive()
+            match item:
+                case RoutedTo():
+                    continue
+                case Text():
+                    texts.append(item.text)
+                    continue
+                case Account():
+                    answer = chat_completion(item, "".join(texts), self._created)
+                    response = _json(answer, 200, _id_header(self._inference.request_id))
+                case HttpFailure():
+                    response = _failure_response(item, self._inference.request_id)
+            await self._write_response(response)
+            return
+
+    async def stream(self) -> None:
+        """Answer with server-sent events.
+
+        The status line waits for the first event, an error or `hold_seconds`. After that an error
+        is a frame of its own, and the stream ends without a finish reason and without [DONE].
+        """
+        item = await self._next(self._limits.hold_seconds)
+        if isinstance(item, HttpFailure):
+            await self._write_response(_failure_response(item, self._inference.request_id))
+            return
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",  # nginx would hold the stream back
+            **_id_header(self._inference.request_id),
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        is_read = await self._write({"type": "http.response.start", "status": 200, "headers": raw})
+        written_at = anyio.current_time()
+        while is_read:
+            is_last = isinstance(item, Account | HttpFailure)
+            data = self._frames(item)
+            if data:
+                is_read = await self._write(
+                    {"type": "http.response.body", "body": data, "more_body": not is_last}
+                )
+                written_at = anyio.current_time()
+            if is_last:
+                return
+            quiet_until = written_at + self._limits.keep_alive_seconds
+            item = await self._next(quiet_until - anyio.current_time())
+
+    async def _next(self, seconds: float) -> Item | None:
+        """The next item; None when there is none for this long."""
+        with anyio.move_on_after(seconds):
+            return await self._items.receive()
+        return None
+
+    def _frames(self, item: Item | None) -> bytes:
+        match item:
+            case None:
+                return b": waiting\n\n"
+            case RoutedTo():
+                return _sse(self._chunks.routed(item))
+            case Text():
+                return _sse(self._chunks.text(item))
+            case Account():
+                return _sse(self._chunks.finished(item)) + b"data: [DONE]\n\n"
+            case HttpFailure():
+                return _sse([item.body()])
+
+    async def _write_response(self, response: Response) -> None:
+        await self._write(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": response.raw_headers,
+            }
+        )
+        await self._write({"type": "http.response.body", "body": bytes(response.body)})
+
+    async def _write(self, message: dict[str, object]) -> bool:
+        """Send to the client; False when it takes in nothing any more."""
+        with anyio.move_on_after(self._limits.write_seconds) as scope:
+            try:
+                await self._send(message)
+            except OSError:  # how ASGI 2.4 servers say that the client left
+                return False
+        if scope.cancelled_caught:
+            log.warning("http.client_stalled", request_id=self._inference.request_id)
+        return not scope.cancelled_caught
+
+
+def _sse(objects: list[Json]) -> bytes:
+    return b"".join(b"data: " + to_json(item) + b"\n\n" for item in objects)
+
+
+def _id_header(request_id: RequestId) -> dict[str, str]:
+    return {"x-request-id": request_id}
+
+
+def _failure_response(failure: HttpFailure, request_id: RequestId) -> Response:
+    return _json(failure.body(), failure.status, _id_header(request_id))
