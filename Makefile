@@ -1,0 +1,100 @@
+# Everything a developer does; `make help` lists it. Each target makes what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+CACHE ?= $(HOME)/.cache/pointsman
+ARGS ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# -- set-up ---------------------------------------------------------------------------------------
+
+$(STAMPS)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
+	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing packages; the first time llama.cpp is compiled, which takes about five minutes ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller,dev]"
+	@mkdir -p $(STAMPS) && touch $@
+
+.PHONY: setup
+setup: $(STAMPS)/installed ## install everything into .venv
+
+# -- use ------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: setup ## a controller, three agents with real models, a routed batch (ARGS=--stay, ARGS="--json FILE")
+	@$(BIN)/edge-controller demo $(ARGS)
+
+# -- the gate -------------------------------------------------------------------------------------
+
+.PHONY: check
+check: format-check lint types imports stubs docs ## everything that reads the code without running it
+
+.PHONY: format
+format: setup ## format the code
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix --exit-zero --quiet
+
+.PHONY: format-check
+format-check: setup
+	@$(BIN)/ruff format --check
+
+.PHONY: lint
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ansible-lint -q -c deploy/ansible/.ansible-lint deploy/ansible
+
+.PHONY: types
+types: setup
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: setup
+	@$(BIN)/lint-imports
+
+.PHONY: stubs
+stubs: setup ## check that the committed stubs are what the .proto files give
+	@$(BIN)/python proto/generate.py --check
+
+.PHONY: proto
+proto: setup ## generate the stubs anew
+	@$(BIN)/python proto/generate.py
+
+.PHONY: docs
+docs: setup ## check that the reference pages are what the code gives
+	@$(BIN)/python docs/generate.py --check
+
+.PHONY: docs-write
+docs-write: setup ## write the reference pages anew
+	@$(BIN)/python docs/generate.py
+
+.PHONY: test
+test: setup models ## all tests but the privileged ones
+	@$(BIN)/pytest -q -m "not privileged" $(ARGS)
+
+.PHONY: test-privileged
+test-privileged: setup models ## tests that boot a Debian host; needs root, debootstrap and systemd-nspawn
+	@$(BIN)/pytest -q -m privileged $(ARGS)
+
+.PHONY: models
+models: setup ## fetch the small models that tests and the demonstration decode with
+	@for name in smollm2-135m-instruct-q4_1 smollm2-135m-instruct-q4_0 gemma-3-270m-q4_k_m; do \
+		$(BIN)/edge-agent models pull $$name --data-dir $(CACHE) || exit 1; done
+
+.PHONY: lock
+lock: setup ## resolve constraints.txt anew, for every supported Python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
+		--no-emit-index-url --extra agent --extra controller --extra dev \
+		pyproject.toml -o constraints.txt
+
+.PHONY: clean
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
