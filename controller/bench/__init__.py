@@ -1,0 +1,1 @@
+"""Measurements of the controller's parts, runnable from the command line."""
