@@ -134,9 +134,10 @@ def _bar(console: "Console") -> Iterator[OnProgress]:
             if stages.get(progress.model) is not progress.stage:
                 stages[progress.model] = progress.stage
                 shown.reset(task, total=progress.total_bytes)
+            detail = f" {progress.text}" if console.width >= _WIDE_COLUMNS else ""
             shown.update(
                 task,
-                description=escape(f"{progress.model}: {progress.stage.value} {progress.text}"),
+                description=escape(f"{progress.model}: {progress.stage.value}{detail}"),
                 completed=progress.done_bytes,
                 total=progress.total_bytes,
             )
