@@ -111,6 +111,8 @@ async def serve_http(
             # Uvicorn cancels what outstays the grace period, and does not wait for it.
             while server.server_state.tasks:
                 await asyncio.wait(set(server.server_state.tasks))
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()  # closed by us, but its client never read to the end
         for sock in sockets:
             sock.close()
 

@@ -134,17 +134,18 @@ class Door:
         request = self.http.post("/v1/chat/completions", json={"messages": HELLO, **fields})
         return asyncio.create_task(request)
 
-    async def connect(self, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a chat completion over a socket of our own."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        body = json.dumps({"messages": HELLO, **fields}).encode()
-        writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            + b"content-length: %d\r\n\r\n" % len(body)
-            + body
-        )
-        await writer.drain()
-        return reader, writer
+
+async def connect(port: int, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a chat completion over a socket of our own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"messages": HELLO, **fields}).encode()
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        + b"content-length: %d\r\n\r\n" % len(body)
+        + body
+    )
+    await writer.drain()
+    return reader, writer
 
 
 @contextlib.asynccontextmanager
@@ -474,7 +475,7 @@ async def test_client_that_leaves_cancels_its_generation(
     """Case S1."""
     router = ScriptedRouter(*script, asyncio.Event(), STOPPED)
     async with door(router) as opened:
-        _, writer = await opened.connect(stream=is_stream)
+        _, writer = await connect(opened.port, stream=is_stream)
         await happens(router.asked)
         assert not router.closed.is_set()
         writer.close()
@@ -486,7 +487,7 @@ async def test_half_closed_connection_cancels_its_generation(is_stream: bool) ->
     """Case S1."""
     router = ScriptedRouter(ROUTED, Text("a", 1), asyncio.Event(), STOPPED)
     async with door(router) as opened:
-        _, writer = await opened.connect(stream=is_stream)
+        _, writer = await connect(opened.port, stream=is_stream)
         await happens(router.asked)
         writer.write_eof()
         await happens(router.closed)
@@ -510,7 +511,7 @@ async def test_client_that_stops_reading_is_let_go() -> None:
     many = [Text("x" * 100_000, 1)] * 200
     router = ScriptedRouter(ROUTED, *many, asyncio.Event(), STOPPED)
     async with door(router, GatewayLimits(write_seconds=0.1), grace_seconds=1) as opened:
-        _, writer = await opened.connect(stream=True)
+        _, writer = await connect(opened.port, stream=True)
         await happens(router.closed)
         writer.transport.abort()
 
@@ -518,7 +519,7 @@ async def test_client_that_stops_reading_is_let_go() -> None:
 async def test_connection_is_used_again_after_an_answer_and_after_an_error() -> None:
     router = ScriptedRouter(*ANSWER)
     async with door(router) as opened:
-        reader, writer = await opened.connect(stream=True)
+        reader, writer = await connect(opened.port, stream=True)
         while await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS) != b"0\r\n":
             pass
         await reader.readline()
@@ -560,28 +561,43 @@ async def test_stream_that_outstays_the_grace_period_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("is_native", [False, True], ids=["anyio", "asyncio"])
-async def test_cancelled_server_gives_its_port_back(is_native: bool) -> None:
+async def test_cancelled_server_cancels_its_requests_and_gives_its_port_back(
+    is_native: bool,
+) -> None:
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    app = build_app(ScriptedRouter())
+    router = ScriptedRouter(ROUTED, asyncio.Event())
 
     async def serve() -> None:
         await serve_http(
-            app, "127.0.0.1", 0, asyncio.Event(), started=listening.set_result, grace_seconds=1
+            build_app(router),
+            "127.0.0.1",
+            0,
+            asyncio.Event(),
+            started=listening.set_result,
+            grace_seconds=1,
         )
+
+    async def ask() -> tuple[int, asyncio.StreamWriter]:
+        port = await asyncio.wait_for(listening, PATIENCE_SECONDS)
+        _, writer = await connect(port, stream=True)
+        await happens(router.asked)
+        return port, writer
 
     if is_native:
         task = asyncio.create_task(serve())
-        port = await asyncio.wait_for(listening, PATIENCE_SECONDS)
+        port, writer = await ask()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, PATIENCE_SECONDS)
     else:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(serve)
-            port = await asyncio.wait_for(listening, PATIENCE_SECONDS)
+            port, writer = await ask()
             tasks.cancel_scope.cancel()
+    assert router.closed.is_set()
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
 
 
 async def test_port_in_use_is_a_clear_error() -> None:
@@ -607,7 +623,7 @@ async def test_waiting_connection_is_probed_so_that_a_vanished_client_is_noticed
     """Case G2."""
     router = ScriptedRouter(asyncio.Event())
     async with door(router) as opened:
-        _, writer = await opened.connect()
+        _, writer = await connect(opened.port)
         await happens(router.asked)
         assert keep_alive_timer(opened.port, writer.get_extra_info("sockname")[1]) == "02"
         writer.close()

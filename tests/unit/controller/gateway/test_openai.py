@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,10 @@ from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, Constraints, Sampling
 from controller.errors import PUBLIC_ERRORS, InvalidRequestError, UnknownModelError
 from controller.gateway.openai import (
+    ChatCompletionRequest,
     ChunkBuilder,
     HttpFailure,
+    RoutingOptions,
     account_failure,
     chat_completion,
     failure_of,
@@ -414,3 +417,13 @@ def test_models_are_listed_with_auto_last() -> None:
 
 def test_auto_is_not_listed_when_no_model_is_served() -> None:
     assert model_list([], 0) == []
+
+
+def test_reference_page_lists_every_field() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "http-api.md").read_text(encoding="utf-8")
+    names = {
+        *ChatCompletionRequest.model_fields,
+        *RoutingOptions.model_fields,
+        *chat_completion(ACCOUNT, "", 0)["pointsman"],
+    }
+    assert {name for name in names if f"`{name}`" not in page} == set()
