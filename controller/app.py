@@ -1,6 +1,7 @@
 """The composition root: builds the parts, starts and stops them in order."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ async def serve(
     sessions.on_completion = manager.on_completion
     sessions.on_lost = manager.on_node_lost
     service = RouterService(settings.limits, profiler, decider, manager, sessions)
+    # A policy's thread that gives the GIL back has to wait for it less long (default 5 ms).
+    sys.setswitchinterval(0.001)
 
     await decider.warm_up()
     server = GrpcServer(
@@ -120,5 +123,7 @@ async def _http(
         stop,
         certfile=certificate.chain_file if certificate else None,
         keyfile=certificate.key_file if certificate else None,
+        # After the drain has ended every stream with a word.
+        grace_seconds=settings.server.grace_seconds + 2.0,
         started=lambda bound: task_status.started(f"{scheme}://{host}:{bound}"),
     )

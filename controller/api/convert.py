@@ -1,7 +1,5 @@
 """Between pointsman.v1 client messages and the domain."""
 
-import uuid
-
 from controller.api.service import NodeView, ServedModel
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
@@ -13,14 +11,9 @@ from controller.fleet.convert import (
     model_to_proto,
     usage_to_proto,
 )
-from controller.ids import ModelName, RequestId
+from controller.ids import ModelName, RequestId, new_request_id
 from controller.request_manager.records import Account, RequestRecord
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
-
-
-def new_request_id() -> RequestId:
-    """An id for a request whose client gave none."""
-    return RequestId(f"req-{uuid.uuid4().hex}")
 
 
 def request_from_proto(message: types_pb2.InferenceRequest) -> InferenceRequest:

@@ -8,6 +8,8 @@ from controller.errors import InvalidRequestError
 _ROLES = ("system", "user", "assistant")
 _MAX_ID_CHARACTERS = 128
 _MAX_STOP_STRINGS = 16
+_MAX_INT32 = 2**31 - 1
+"""What the wire carries."""
 
 
 def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
@@ -20,14 +22,14 @@ def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
         raise InvalidRequestError(f"request_id: 1 to {_MAX_ID_CHARACTERS} characters.")
     _check_prompt(request, max_prompt_bytes)
     sampling = request.sampling
-    if sampling.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens: at least 1, not {sampling.max_tokens}.")
+    if not 1 <= sampling.max_tokens <= _MAX_INT32:
+        raise InvalidRequestError(f"max_tokens: 1 to {_MAX_INT32}, not {sampling.max_tokens}.")
     if not 0 <= sampling.temperature <= 10:
         raise InvalidRequestError(f"temperature: 0 to 10, not {sampling.temperature:g}.")
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequestError(f"top_p: above 0 and at most 1, not {sampling.top_p:g}.")
-    if sampling.top_k < 0:
-        raise InvalidRequestError(f"top_k: 0 or more, not {sampling.top_k}.")
+    if not 0 <= sampling.top_k <= _MAX_INT32:
+        raise InvalidRequestError(f"top_k: 0 to {_MAX_INT32}, not {sampling.top_k}.")
     if sampling.seed is not None and not 0 <= sampling.seed < 2**64:
         raise InvalidRequestError(f"seed: 0 to 2^64 - 1, not {sampling.seed}.")
     if len(sampling.stop) > _MAX_STOP_STRINGS or not all(sampling.stop):

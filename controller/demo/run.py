@@ -288,7 +288,10 @@ async def _ask(client: Client, question: Question) -> tuple[Answer, str]:
                 types_pb2.ChatMessage(role="user", content=question.text),
             ]
         ),
-        sampling=types_pb2.SamplingParameters(max_tokens=_MAX_TOKENS, temperature=0.0),
+        # A base model goes on with the next question by itself; a line is an answer.
+        sampling=types_pb2.SamplingParameters(
+            max_tokens=_MAX_TOKENS, temperature=0.0, stop=["\n"]
+        ),
     )
     pieces: list[str] = []
     try:

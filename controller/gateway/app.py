@@ -30,11 +30,10 @@ from controller.gateway.openai import (
     failure_of,
     internal_failure,
     model_list,
-    new_request_id,
     parse_request,
     to_json,
 )
-from controller.ids import RequestId
+from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text

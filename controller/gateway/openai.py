@@ -1,6 +1,5 @@
 """OpenAI's chat-completions schema: from its JSON to the domain, and from events to its JSON."""
 
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -13,7 +12,7 @@ from controller.api.service import ServedModel
 from controller.domain.completion import FinishReason, Usage
 from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
 from controller.errors import RouterError, UnknownModelError, public_error
-from controller.ids import ModelName, RequestId
+from controller.ids import ModelName, RequestId, new_request_id
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 
@@ -215,11 +214,6 @@ class ChatCompletionRequest(_Strict):
                 edge_only=given.edge_only,
             ),
         )
-
-
-def new_request_id() -> RequestId:
-    """An id for a request whose client gave none."""
-    return RequestId(f"req-{uuid.uuid4().hex}")
 
 
 def parse_request(body: bytes) -> ChatCompletionRequest:

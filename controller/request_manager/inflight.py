@@ -44,7 +44,15 @@ Outcome = Finish | Requeue | Fail
 
 
 def on_completion(attempt: Attempt, completion: Completion, max_attempts: int) -> Outcome:
-    """Decide what a node's last word on a work order means for the request."""
+    """Decide what a node's last word on a work order means for the request.
+
+    A request that its client cancelled is not current any more. An answer that ends as cancelled
+    and still has a client was cut off by the node itself, when it stopped or lost the link for a
+    moment, and must not look like a whole one (case S5).
+    """
+    if completion.reason is FinishReason.CANCELLED:
+        why = completion.message or "the node cut the answer off"
+        return _again_or_fail(attempt, FailureKind.DRAINING, why, max_attempts, True)
     if completion.reason is not FinishReason.FAILED:
         return Finish(completion)
     kind = completion.failure or FailureKind.INTERNAL

@@ -205,7 +205,7 @@ class RequestManager:
             model=chosen.model,
             policy=decision.policy,
             completion=completion,
-            window_seconds=closed_at - record.admitted_at,
+            window_seconds=closed_at + decision.decision_seconds - record.admitted_at,
             first_token_seconds=(record.first_token_at or now) - record.admitted_at,
             total_seconds=now - record.admitted_at,
             predicted_finish_seconds=chosen.finish_seconds or 0.0,
@@ -214,11 +214,7 @@ class RequestManager:
             attempts=record.attempts,
         )
         record.account = account
-        is_cancelled = completion.reason is FinishReason.CANCELLED
-        self._records.close(
-            account.request_id,
-            RequestState.CANCELLED if is_cancelled else RequestState.COMPLETED,
-        )
+        self._records.close(account.request_id, RequestState.COMPLETED)
         log.info(
             "request.ended",
             request_id=account.request_id,
@@ -317,7 +313,13 @@ class RequestManager:
             fallback=decision.fallback_reason or None,
         )
         for record, placement in zip(records, placements, strict=True):
-            self._dispatch(record, decision, placement, now)
+            try:
+                self._dispatch(record, decision, placement, now)
+            except Exception:  # one bad request must not stop the window's task
+                log.exception("request.dispatch_failed", request_id=record.request.request_id)
+                self._fail(
+                    record, GenerationFailedError("Dispatching failed inside the controller.")
+                )
 
     def _snapshot(self) -> ClusterSnapshot:
         return self._profiler.snapshot(time.monotonic())
@@ -387,6 +389,9 @@ class RequestManager:
         record.state = RequestState.STREAMING
         record.tokens_sent += tokens
         stream.push(text, tokens)
+        if stream.is_ended:
+            # The reader is so late that it may never ask again; the node must not go on for it.
+            self._abandon(record, RequestState.FAILED, "the client read too slowly")
 
     def on_completion(
         self, node_id: NodeId, request_id: RequestId, attempt: int, completion: Completion

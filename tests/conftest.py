@@ -1,0 +1,18 @@
+"""What every test shares: in the gate, a skip for want of something is a failure."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: "pytest.CallInfo[None]"
+) -> Iterator[None]:
+    """Turn skips into failures when POINTSMAN_NO_SKIPS is set, as .ci/run does."""
+    report = yield
+    if os.environ.get("POINTSMAN_NO_SKIPS") and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped in the gate: {report.longrepr}"
+    return report
