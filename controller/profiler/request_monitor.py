@@ -63,17 +63,18 @@ class RequestMonitor:
         """Record streamed tokens; unknown requests are ignored, since events may cross."""
         entry = self._in_flight.get(request_id)
         if entry is not None:
-            self._in_flight[request_id] = replace(
-                entry, streamed_tokens=entry.streamed_tokens + tokens, updated_at=now
-            )
+            streamed = entry.streamed_tokens + max(tokens, 0)  # a node may say anything
+            self._in_flight[request_id] = replace(entry, streamed_tokens=streamed, updated_at=now)
 
-    def ended(self, request_id: RequestId) -> None:
-        """Forget a request, however it ended; repeats are harmless."""
-        self._in_flight.pop(request_id, None)
+    def ended(self, request_id: RequestId) -> bool:
+        """Forget a request, however it ended; False when it was not in flight."""
+        return self._in_flight.pop(request_id, None) is not None
 
-    def clear(self) -> None:
-        """Forget everything: the node is gone."""
+    def clear(self) -> int:
+        """Forget everything: the node is gone; returns how many requests were lost with it."""
+        lost = len(self._in_flight)
         self._in_flight.clear()
+        return lost
 
     def backlog_seconds(self, now: float) -> float:
         """B: predicted executor seconds of work ahead of a new batch at `now`.

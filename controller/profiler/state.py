@@ -110,7 +110,7 @@ class TokensStreamed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request is no longer at the node."""
+    """A request is no longer at the node; the second end of a request changes nothing."""
 
     node_id: NodeId
     request_id: RequestId
@@ -136,7 +136,12 @@ ProfilerEvent = (
 
 @dataclass(slots=True)
 class NodeRecord:
-    """What is known of one node; `last_seen_at` is the controller's monotonic receipt time."""
+    """What is known of one node.
+
+    `last_seen_at` is the controller's monotonic receipt time. Each request that was ever claimed
+    for the node is in flight, or counted once as completed or failed; those that were lost with
+    the node have failed.
+    """
 
     hello: NodeHello
     models: tuple[ReportedModel, ...]
@@ -192,7 +197,7 @@ class ProfilerState:
                 record = NodeRecord(hello, hello.models, True, is_draining, now)
                 if known is not None:
                     record.completed_requests = known.completed_requests
-                    record.failed_requests = known.failed_requests
+                    record.failed_requests = known.failed_requests + len(known.requests)
                 self._nodes[hello.node_id] = record
             case NodeForgotten(node_id):
                 self._nodes.pop(node_id, None)
@@ -206,7 +211,7 @@ class ProfilerState:
             case NodeDisconnected():
                 record.is_connected = False
                 record.health = record.health_at = record.round_trip_seconds = None
-                record.requests.clear()
+                record.failed_requests += record.requests.clear()
                 return
             case DrainChanged(_, is_draining):
                 record.is_draining = is_draining
@@ -215,9 +220,10 @@ class ProfilerState:
                 record.requests.dispatched(request_id, model, work_seconds, expected_tokens, now)
                 return
             case Ended(_, request_id, is_failure):
-                record.requests.ended(request_id)
-                record.completed_requests += not is_failure
-                record.failed_requests += is_failure
+                if record.requests.ended(request_id):
+                    record.completed_requests += not is_failure
+                    record.failed_requests += is_failure
+                return  # the controller may have ended it, which says nothing about the node
             case ModelsReported(_, models):
                 record.models = models
             case HealthReported(_, health):

@@ -19,9 +19,7 @@ OPEN = Window(opened_at=100.0, last_arrival_at=100.3, requests=5)
 
 seconds = st.floats(0.0, 1e4)
 loads = st.builds(FleetLoad, st.integers(0, 5), st.booleans())
-all_limits = st.builds(
-    WindowLimits, st.floats(0.0, 10.0), st.integers(1, 50), st.floats(0.0, 10.0)
-)
+all_limits = st.builds(WindowLimits, st.floats(0.0, 10.0), st.integers(1, 50), st.floats(0.0, 10.0))
 
 
 @st.composite

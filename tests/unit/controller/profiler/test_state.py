@@ -1,0 +1,344 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from controller.domain.cluster import NodeKind, NodeState
+from controller.domain.node_report import ModelPhase
+from controller.ids import ModelName, NodeId, RequestId
+from controller.profiler.state import (
+    Dispatched,
+    DrainChanged,
+    Ended,
+    HealthReported,
+    ModelsReported,
+    NodeConnected,
+    NodeDisconnected,
+    NodeForgotten,
+    ProfilerState,
+    RoundTripMeasured,
+    TokensStreamed,
+)
+from tests.fakes.reports import health, hello, join, reported_model, routable_nodes
+
+STALE_SECONDS = 10.0
+PI = NodeId("pi")
+SMALL = ModelName("small")
+
+
+def dispatched(request_id: str = "r1", node_id: NodeId = PI, work: float = 2.0) -> Dispatched:
+    return Dispatched(node_id, RequestId(request_id), SMALL, work, 100.0)
+
+
+@pytest.fixture
+def profiler() -> ProfilerState:
+    return ProfilerState(STALE_SECONDS)
+
+
+def refusal(profiler: ProfilerState, now: float) -> str | None:
+    (node,) = profiler.snapshot(now).nodes
+    return node.refusal
+
+
+# -- what is routable ------------------------------------------------------------------------------
+
+
+def test_connected_node_takes_work_from_its_first_health_sample_on(
+    profiler: ProfilerState,
+) -> None:
+    profiler.apply(NodeConnected(hello(), False), 1.0)
+    assert refusal(profiler, 1.0) == "node has not reported its health yet"
+    profiler.apply(HealthReported(PI, health()), 1.0)
+    assert refusal(profiler, 1.0) is None
+
+
+def test_stale_health_means_unknown_and_never_idle(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    assert refusal(profiler, 1.0 + STALE_SECONDS) is None
+    why = refusal(profiler, 1.1 + STALE_SECONDS)
+    assert why is not None
+    assert "health report is 10 s old" in why
+    profiler.apply(HealthReported(PI, health()), 20.0)
+    assert refusal(profiler, 20.0) is None
+
+
+def test_lost_node_leaves_routing_at_once_and_stays_listed_until_forgotten(
+    profiler: ProfilerState,
+) -> None:
+    """Case L8."""
+    join(profiler, 1.0)
+    profiler.apply(NodeDisconnected(PI), 5.0)
+    assert refusal(profiler, 5.0) == "node is offline"
+    record = profiler.nodes[PI]
+    assert (record.state, record.last_seen_at) == (NodeState.OFFLINE, 1.0)
+    profiler.apply(NodeForgotten(PI), 6.0)
+    assert profiler.snapshot(6.0).nodes == ()
+
+
+def test_end_of_a_request_is_no_sign_of_life(profiler: ProfilerState) -> None:
+    """The controller's own cancel of a request at a lost node said nothing about the node."""
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 1.0)
+    profiler.apply(NodeDisconnected(PI), 5.0)
+    profiler.apply(Ended(PI, RequestId("r1"), True), 9.0)
+    assert profiler.nodes[PI].last_seen_at == 1.0
+
+
+@pytest.mark.parametrize("phase", [ModelPhase.LOADING, ModelPhase.FAILED])
+def test_model_that_is_not_ready_is_no_destination(
+    profiler: ProfilerState, phase: ModelPhase
+) -> None:
+    join(profiler, 1.0, hello(models=(reported_model(phase=phase),)))
+    assert profiler.snapshot(1.0).destinations == ()
+    assert refusal(profiler, 1.0) == "node is loading"
+
+
+def test_model_of_unknown_speed_is_no_destination(profiler: ProfilerState) -> None:
+    join(profiler, 1.0, hello(models=(reported_model(calibration=None),)))
+    assert profiler.snapshot(1.0).destinations == ()
+    profiler.apply(ModelsReported(PI, (reported_model(),)), 2.0)
+    assert [d.model for d in profiler.snapshot(2.0).destinations] == ["small"]
+
+
+def test_drained_node_keeps_what_it_has_and_gets_nothing_new(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 1.0)
+    profiler.apply(DrainChanged(PI, True), 2.0)
+    assert refusal(profiler, 2.0) == "node is draining"
+    assert profiler.snapshot(2.0).nodes[0].inflight_requests == 1
+    profiler.apply(DrainChanged(PI, False), 3.0)
+    assert refusal(profiler, 3.0) is None
+
+
+def test_snapshot_is_in_the_order_that_its_readers_rely_on(profiler: ProfilerState) -> None:
+    for name in ("vm", "jetson", "pi"):
+        models = (reported_model("zeta"), reported_model("alpha"))
+        join(profiler, 1.0, hello(name, models))
+    snapshot = profiler.snapshot(1.0)
+    assert [node.node_id for node in snapshot.nodes] == ["jetson", "pi", "vm"]
+    assert [(d.node_id, d.model) for d in snapshot.destinations] == [
+        (node, model) for node in ("jetson", "pi", "vm") for model in ("alpha", "zeta")
+    ]
+
+
+# -- what is believed ------------------------------------------------------------------------------
+
+
+def test_round_trip_is_a_default_until_measured_and_smoothed_after(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    join(profiler, 1.0, hello("vm", kind=NodeKind.CLOUD))
+    pi, vm = profiler.snapshot(1.0).nodes
+    assert 0 < pi.network.round_trip_seconds < vm.network.round_trip_seconds
+    profiler.apply(RoundTripMeasured(PI, 0.2), 2.0)
+    assert profiler.snapshot(2.0).nodes[0].network.round_trip_seconds == pytest.approx(0.2)
+    profiler.apply(RoundTripMeasured(PI, 0.6), 3.0)
+    assert profiler.snapshot(3.0).nodes[0].network.round_trip_seconds == pytest.approx(0.3)
+
+
+def test_quality_comes_from_the_prior_and_says_so(profiler: ProfilerState) -> None:
+    models = (reported_model("a", parameters_billions=0.1), reported_model("b"))
+    join(profiler, 1.0, hello(models=models))
+    small, large = profiler.snapshot(1.0).destinations
+    assert small.mean_quality_ratio < large.mean_quality_ratio
+    assert (small.quality_source, small.quality_count) == ("prior", 0)
+
+
+def test_health_sample_does_not_touch_claims(profiler: ProfilerState) -> None:
+    """Case L15: a node's view, which may be older than a claim, never overwrites it."""
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 2.0)
+    profiler.apply(HealthReported(PI, health(busy_slots=((SMALL, 0),))), 2.0)
+    profiler.apply(ModelsReported(PI, (reported_model(),)), 2.0)
+    (node,) = profiler.snapshot(2.0).nodes
+    assert node.inflight_requests == 1
+    assert node.backlog_seconds == pytest.approx(2.0)
+
+
+def test_request_that_ends_twice_is_counted_once(profiler: ProfilerState) -> None:
+    """The node's completion and the client's going away may both end it."""
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 1.0)
+    for _ in range(2):
+        profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+    profiler.apply(dispatched("r2"), 3.0)
+    for _ in range(2):
+        profiler.apply(Ended(PI, RequestId("r2"), True), 4.0)
+    record = profiler.nodes[PI]
+    assert (record.completed_requests, record.failed_requests) == (1, 1)
+
+
+def test_requests_of_a_lost_node_count_as_failed_there(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    profiler.apply(dispatched("r1"), 1.0)
+    profiler.apply(dispatched("r2"), 1.0)
+    profiler.apply(NodeDisconnected(PI), 2.0)
+    record = profiler.nodes[PI]
+    assert (record.completed_requests, record.failed_requests) == (0, 2)
+
+
+def test_counts_of_a_node_outlive_its_reconnects(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 1.0)
+    profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+    profiler.apply(NodeDisconnected(PI), 3.0)
+    join(profiler, 4.0)
+    assert profiler.nodes[PI].completed_requests == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        NodeDisconnected(PI),
+        NodeForgotten(PI),
+        DrainChanged(PI, True),
+        ModelsReported(PI, ()),
+        HealthReported(PI, health()),
+        RoundTripMeasured(PI, 1.0),
+        dispatched(),
+        TokensStreamed(PI, RequestId("r1"), 1),
+        Ended(PI, RequestId("r1"), False),
+    ],
+)
+def test_events_about_a_forgotten_node_are_ignored(
+    profiler: ProfilerState, event: NodeDisconnected
+) -> None:
+    profiler.apply(event, 1.0)
+    assert profiler.nodes == {}
+
+
+# -- any interleaving ------------------------------------------------------------------------------
+
+NODES = tuple(NodeId(name) for name in ("a", "b", "c"))
+
+
+class AnyInterleaving(RuleBasedStateMachine):
+    """Events of three nodes and their requests in any order, as a slow network may bring them.
+
+    The model keeps what must be true: which claims are open, and how many were ever made.
+    """
+
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiler = ProfilerState(STALE_SECONDS)
+        self.now = 0.0
+        self.open: dict[NodeId, set[RequestId]] = {}
+        self.made: dict[NodeId, int] = {}
+        self.health_at: dict[NodeId, float | None] = {}
+        self.connected: set[NodeId] = set()
+        self.number = 0
+
+    @rule(seconds=st.floats(0.0, 30.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(node_id=st.sampled_from(NODES), is_draining=st.booleans())
+    def connect(self, node_id: NodeId, is_draining: bool) -> None:
+        self.profiler.apply(NodeConnected(hello(node_id), is_draining), self.now)
+        self.open[node_id] = set()
+        self.made.setdefault(node_id, 0)
+        self.health_at[node_id] = None
+        self.connected.add(node_id)
+
+    @rule(node_id=st.sampled_from(NODES))
+    def disconnect(self, node_id: NodeId) -> None:
+        self.profiler.apply(NodeDisconnected(node_id), self.now)
+        self.connected.discard(node_id)
+        if node_id in self.open:
+            self.open[node_id] = set()
+
+    @rule(node_id=st.sampled_from(NODES))
+    def forget(self, node_id: NodeId) -> None:
+        self.profiler.apply(NodeForgotten(node_id), self.now)
+        self.connected.discard(node_id)
+        for known in (self.open, self.made, self.health_at):
+            known.pop(node_id, None)
+
+    @rule(node_id=st.sampled_from(NODES))
+    def report_health(self, node_id: NodeId) -> None:
+        self.profiler.apply(HealthReported(node_id, health()), self.now)
+        if node_id in self.health_at:
+            self.health_at[node_id] = self.now
+
+    @rule(node_id=st.sampled_from(NODES), phase=st.sampled_from(ModelPhase))
+    def report_models(self, node_id: NodeId, phase: ModelPhase) -> None:
+        self.profiler.apply(ModelsReported(node_id, (reported_model(phase=phase),)), self.now)
+
+    @rule(node_id=st.sampled_from(NODES), is_draining=st.booleans())
+    def drain(self, node_id: NodeId, is_draining: bool) -> None:
+        self.profiler.apply(DrainChanged(node_id, is_draining), self.now)
+
+    @rule(target=claims, node_id=st.sampled_from(NODES), work=st.floats(0.0, 100.0))
+    def dispatch(self, node_id: NodeId, work: float) -> tuple[NodeId, RequestId]:
+        request_id = RequestId(f"r{self.number}")
+        self.number += 1
+        before = self._backlog(node_id)
+        self.profiler.apply(dispatched(request_id, node_id, work), self.now)
+        assert self._backlog(node_id) >= before
+        if node_id in self.open:
+            self.open[node_id].add(request_id)
+            self.made[node_id] += 1
+        return node_id, request_id
+
+    @rule(claim=claims, tokens=st.integers(0, 500))
+    def stream(self, claim: tuple[NodeId, RequestId], tokens: int) -> None:
+        self.profiler.apply(TokensStreamed(*claim, tokens), self.now)
+
+    @rule(claim=claims, is_failure=st.booleans())
+    def end(self, claim: tuple[NodeId, RequestId], is_failure: bool) -> None:
+        node_id, request_id = claim
+        self.profiler.apply(Ended(node_id, request_id, is_failure), self.now)
+        self.open.get(node_id, set()).discard(request_id)
+
+    @precondition(lambda self: any(self.open.values()))
+    @rule()
+    def everything_ends(self) -> None:
+        for node_id, requests in self.open.items():
+            for request_id in list(requests):
+                self.end((node_id, request_id), False)
+        for node in self.profiler.snapshot(self.now).nodes:
+            assert (node.inflight_requests, node.backlog_seconds) == (0, 0.0)
+
+    @invariant()
+    def counts_are_those_of_the_open_claims(self) -> None:
+        nodes = {node.node_id: node for node in self.profiler.snapshot(self.now).nodes}
+        assert nodes.keys() == self.open.keys()
+        for node_id, node in nodes.items():
+            assert node.inflight_requests == len(self.open[node_id])
+            if not self.open[node_id]:
+                assert node.backlog_seconds == 0.0
+            assert node.backlog_seconds >= 0.0
+
+    @invariant()
+    def every_claim_is_open_completed_or_failed(self) -> None:
+        for node_id, record in self.profiler.nodes.items():
+            ended = record.completed_requests + record.failed_requests
+            assert ended + len(self.open[node_id]) == self.made[node_id]
+
+    @invariant()
+    def only_ready_nodes_with_fresh_health_take_work(self) -> None:
+        """Case L13."""
+        routable = routable_nodes(self.profiler.snapshot(self.now))
+        assert routable <= self.connected
+        for node_id in routable:
+            assert self.profiler.nodes[node_id].state is NodeState.READY
+            heard_at = self.health_at[node_id]
+            assert heard_at is not None
+            assert self.now - heard_at <= STALE_SECONDS
+
+    def _backlog(self, node_id: NodeId) -> float:
+        nodes = {n.node_id: n.backlog_seconds for n in self.profiler.snapshot(self.now).nodes}
+        return nodes.get(node_id, 0.0)
+
+
+AnyInterleaving.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyInterleaving = AnyInterleaving.TestCase
