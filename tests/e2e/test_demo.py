@@ -1,0 +1,78 @@
+"""The demonstration as a user runs it: real processes, real weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(420)]
+
+COMMAND = [str(Path(sys.executable).with_name("edge-controller")), "demo"]
+
+
+def our_processes(cache: Path) -> list[str]:
+    """Command lines of what the demonstration started, wherever it is now."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(cache / "demo") in line or str(cache / "models") in line:
+            found.append(line)
+    return found
+
+
+@pytest.fixture
+def cache(tmp_path: Path, model_folder: Path) -> Path:
+    """A cache of its own, so that its processes can be told apart, with the weights linked in."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / "models").symlink_to(model_folder)
+    return folder
+
+
+def test_demo_answers_everything_and_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ended = subprocess.run(
+        [*COMMAND, "--cache", str(cache), "--json", str(figures)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    policies = json.loads(figures.read_text())["policies"]
+    assert set(policies) == {"memetic", "round-robin", "least-loaded"}
+    for result in policies.values():
+        assert (result["requests"], result["failed"]) == (24, 0)
+        assert result["quality"] > 0.2  # guessing nothing at all would give about 0
+        assert result["energy_joules"] > 0
+        assert result["makespan_measured_seconds"] > 0
+    assert policies["memetic"]["objective"] <= policies["round-robin"]["objective"] + 0.05
+    assert our_processes(cache) == []
+
+
+def test_interrupted_demo_leaves_nothing_behind(cache: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--cache", str(cache), "--stay"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Agent jetson"):
+            break
+    deadline = time.monotonic() + 60
+    while not any("--node-id jetson" in line for line in our_processes(cache)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert our_processes(cache) == []
