@@ -30,7 +30,7 @@ class Registry:
         self._lease_seconds = lease_seconds
         self._by_node: dict[NodeId, Session] = {}
         self._draining: set[NodeId] = set()
-        self._acked: dict[tuple[NodeId, str], int] = {}
+        self._acked: dict[NodeId, tuple[str, int]] = {}
         self._checked_at: float | None = None
 
     def begin(
@@ -41,8 +41,6 @@ class Registry:
         self._by_node[node_id] = Session(
             session_id, node_id, instance_id, now + self._lease_seconds
         )
-        if old is not None and old.instance_id != instance_id:
-            self._acked.pop((node_id, old.instance_id), None)
         return old
 
     def is_current(self, session_id: SessionId, node_id: NodeId) -> bool:
@@ -77,14 +75,15 @@ class Registry:
         return [session for session in self._by_node.values() if session.leased_until <= now]
 
     def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
-        """The last fact of this agent instance that has arrived."""
-        return self._acked.get((node_id, instance_id), 0)
+        """The last fact of this agent instance that has arrived; a node's earlier starts are gone."""
+        known_instance, sequence = self._acked.get(node_id, ("", 0))
+        return sequence if known_instance == instance_id else 0
 
     def accept(self, node_id: NodeId, instance_id: str, sequence: int) -> bool:
         """Take note of a numbered fact; False for one that has arrived before."""
         if sequence <= self.acked_sequence(node_id, instance_id):
             return False
-        self._acked[node_id, instance_id] = sequence
+        self._acked[node_id] = (instance_id, sequence)
         return True
 
     def set_draining(self, node_id: NodeId, is_draining: bool) -> None:

@@ -5,6 +5,7 @@ coarse quantisation costs a little. It only has to rank models sensibly until ob
 replace it, and every estimate that comes from it is marked "prior".
 """
 
+import math
 import re
 
 _LOW, _HIGH = 0.20, 0.90
@@ -24,8 +25,8 @@ def quality_prior(parameters_billions: float, quantisation: str, is_instruct: bo
         is_instruct: False for a base model, which follows instructions less well.
     """
     # The logistic curve of log(parameters): 0 for none, 1/2 at the midpoint, towards 1 above.
-    power = max(parameters_billions, 0.0) ** _STEEPNESS
-    size = power / (power + _MIDPOINT_BILLIONS**_STEEPNESS)
+    power = math.pow(max(parameters_billions, 0.0), _STEEPNESS)
+    size = power / (power + math.pow(_MIDPOINT_BILLIONS, _STEEPNESS))
     bits = re.search(r"Q(\d)", quantisation.upper())
     penalty = _PENALTY_BY_BITS.get(int(bits.group(1)), 0.0) if bits else 0.0
     quality = _LOW + (_HIGH - _LOW) * size - penalty * (1.0 - _LOW)
