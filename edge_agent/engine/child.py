@@ -91,7 +91,8 @@ async def start_child(arguments: Sequence[str], *, niceness: int = 0) -> Child:
 
     It is a new program, never a fork of this one: forking a process that has used gRPC hangs
     (field failure G8). It gets its own session so that Ctrl-C in a terminal reaches the agent
-    alone, which then ends the child in its own order.
+    alone, which then ends the child in its own order. On Linux the child is killed with the
+    thread that started it, which must therefore be the agent's main thread.
 
     Raises:
         OSError: the interpreter could not be started.

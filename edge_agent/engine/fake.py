@@ -324,7 +324,7 @@ class FakeEngine:
 
     def _end_all(self, error: EngineError) -> None:
         for sequence in list(self._sequences.values()):
-            sequence.buffer.fail(error)
+            sequence.buffer.fail(EngineError(error.kind, str(error), error.stderr_tail))
             self._end(sequence, StopReason.CANCELLED)
 
     def _end(self, sequence: _Sequence, reason: StopReason) -> None:

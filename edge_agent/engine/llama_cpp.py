@@ -2,19 +2,396 @@
 
 Run as `python -m edge_agent.engine.llama_cpp [--parent=PID] [--nice=N] COMMAND ...`:
 
+    serve                                          decodes what standard input asks for
     quantise SOURCE TARGET QUANTISATION THREADS    writes another quantisation of a file
+
+Nothing here is imported by the agent's own process.
 """
 
 import argparse
+import collections
 import ctypes
+import importlib.metadata
 import os
+import random
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
+import llama_cpp
+
+from edge_agent.engine.base import (
+    EngineSettings,
+    LoadedModel,
+    Message,
+    RejectedError,
+    RejectionKind,
+    Sampling,
+)
+from edge_agent.engine.chat_template import ChatTemplate, TemplateError
+from edge_agent.engine.messages import (
+    LENGTH,
+    MAX_MESSAGE_BYTES,
+    Cancel,
+    FromChild,
+    Generate,
+    Load,
+    Loaded,
+    LoadFailed,
+    decode_to_child,
+    encode_from_child,
+)
+from edge_agent.engine.worker import BatchToken, Inbox, Worker
+from edge_agent.errors import EngineFailure
+
+BATCH_TOKENS: Final = 512
 _PR_SET_PDEATHSIG: Final = 1
+_LOG_WARN: Final = 3
+_LOG_ERROR: Final = 4
+_LOG_CONT: Final = 5
+_DECODED: Final = 0
+_ABORTED: Final = 2
+_SEED_MASK: Final = 0xFFFF_FFFF
+
+# Plain English of our own, for the mean length of a token.
+ENGLISH_SAMPLE: Final = (
+    "The harbour was quiet when the first boats came back. Two of them had been out all night,"
+    " and their crews stood on deck with cold hands, looking for the lights of the town. On the"
+    " quay a woman was counting crates: eleven of herring, four of crab, and one that nobody"
+    " wanted to open. She wrote the numbers down, closed the book, and asked the youngest of the"
+    " men whether the weather would hold until Thursday. He thought so. The wind had turned to"
+    " the west in the early morning, the barometer was rising slowly, and the gulls, which are"
+    " seldom wrong about such things, had gone far out to sea again."
+)
+
+
+class LoadError(Exception):
+    """A model could not be loaded; `kind` says how."""
+
+    def __init__(self, kind: EngineFailure, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _Log:
+    """llama.cpp's log: warnings and worse to standard error, errors kept for a while."""
+
+    def __init__(self) -> None:
+        self.errors: collections.deque[str] = collections.deque(maxlen=20)
+        self._level = 0
+        # llama.cpp keeps the bare pointer; without this reference it would call freed memory.
+        self._callback = llama_cpp.llama_log_callback(self._take)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p(0))
+
+    def _take(self, level: int, text: bytes, _data: object) -> None:
+        if level != _LOG_CONT:
+            self._level = level
+        if self._level < _LOG_WARN:
+            return
+        line = text.decode(errors="replace")
+        if self._level >= _LOG_ERROR and line.strip():
+            self.errors.append(line.strip())
+        sys.stderr.write(line)
+        sys.stderr.flush()
+
+
+_log: _Log | None = None
+
+
+def _start_backend() -> _Log:
+    """Set llama.cpp up, once in a process."""
+    global _log
+    if _log is None:
+        _log = _Log()
+        llama_cpp.llama_backend_init()
+    return _log
+
+
+class LlamaModel:
+    """A loaded model with one context whose sequences are the engine's slots.
+
+    One thread uses it. It is freed with its process.
+
+    Raises:
+        LoadError: it could not be loaded.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.batch_tokens = BATCH_TOKENS
+        log = _start_backend()
+        log.errors.clear()
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.n_gpu_layers = settings.gpu_layers
+        self._model: Any = llama_cpp.llama_model_load_from_file(
+            os.fsencode(settings.model_path), parameters
+        )
+        if not self._model:
+            raise _load_error(log.errors)
+        self._vocab: Any = llama_cpp.llama_model_get_vocab(self._model)
+        trained = int(llama_cpp.llama_model_n_ctx_train(self._model))
+        self.context_tokens = min(settings.context_tokens, trained or settings.context_tokens)
+        self.slots = settings.slots
+        self._context: Any = llama_cpp.llama_init_from_model(self._model, self._wishes(settings))
+        if not self._context:
+            raise _load_error(log.errors)
+        if llama_cpp.llama_n_ctx_seq(self._context) < self.context_tokens:
+            raise LoadError(
+                EngineFailure.CRASHED, "llama.cpp gave each sequence less context than asked for."
+            )
+        self._memory: Any = llama_cpp.llama_get_memory(self._context)
+        self._batch: Any = llama_cpp.llama_batch_init(self.batch_tokens, 0, 1)
+        self._samplers: dict[int, Any] = {}
+        self._abort_callback: Any = None
+        self._piece_buffer = ctypes.create_string_buffer(256)
+        self._load_template(settings.chat_template)
+        self._warm_up()
+
+    def _wishes(self, settings: EngineSettings) -> Any:
+        wishes = llama_cpp.llama_context_default_params()
+        # Separate caches of equal size: measured faster than one unified cache, and no sequence
+        # can take another one's cells. llama.cpp pads each to 256 cells; we hold to our limit.
+        wishes.kv_unified = False
+        wishes.n_seq_max = settings.slots
+        wishes.n_ctx = settings.slots * -(-self.context_tokens // 256) * 256
+        wishes.n_batch = self.batch_tokens
+        wishes.n_ubatch = self.batch_tokens
+        # One output a sequence, not one a token: with Gemma's vocabulary of 262,144 the default
+        # reserves half a gigabyte for logits that are never asked for.
+        wishes.n_outputs_max = settings.slots
+        wishes.n_threads = settings.threads
+        wishes.n_threads_batch = settings.threads
+        # Whole sliding windows, so that a sequence can be cut back after an aborted step.
+        wishes.swa_full = True
+        wishes.no_perf = True
+        return wishes
+
+    def _load_template(self, override: str | None) -> None:
+        self._template: ChatTemplate | None = None
+        self.template_issue: str | None = None
+        source = override
+        if source is None:
+            raw = llama_cpp.llama_model_chat_template(self._model, None)
+            source = raw.decode(errors="replace") if raw else None
+        if source is None:
+            return
+        bos = self._token_text(llama_cpp.llama_vocab_bos(self._vocab))
+        eos = self._token_text(llama_cpp.llama_vocab_eos(self._vocab))
+        try:
+            self._template = ChatTemplate(source, bos, eos)
+        except TemplateError as error:
+            self.template_issue = str(error)
+
+    def _token_text(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return str(llama_cpp.llama_vocab_get_text(self._vocab, token).decode(errors="replace"))
+
+    def _warm_up(self) -> None:
+        """Decode once: pages the weights in, and meets an illegal instruction now (P9)."""
+        token = max(0, llama_cpp.llama_vocab_bos(self._vocab))
+        self.decode([BatchToken(token, 0, 0, True)], None)
+        self.truncate(0, 0)
+
+    def describe(self) -> LoadedModel:
+        """What the agent is told about the loaded model."""
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self._model, buffer, 256)
+        sample_tokens = self._encode(ENGLISH_SAMPLE)
+        return LoadedModel(
+            context_tokens=self.context_tokens,
+            slots=self.slots,
+            has_chat_template=self._template is not None,
+            template_issue=self.template_issue,
+            description=buffer.value.decode(errors="replace"),
+            parameters=int(llama_cpp.llama_model_n_params(self._model)) or None,
+            characters_per_token=len(ENGLISH_SAMPLE) / len(sample_tokens)
+            if sample_tokens
+            else None,
+            engine_version=f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}",
+            resident_bytes=None,
+        )
+
+    def tokenise(self, prompt: str | Sequence[Message]) -> list[int]:
+        """See `TokenModel.tokenise`."""
+        if isinstance(prompt, str):
+            text = prompt
+        elif self._template is None:
+            why = self.template_issue or "The model's file has no chat template."
+            raise RejectedError(
+                RejectionKind.NO_CHAT_TEMPLATE, f"{why} Send a raw prompt, or set a template."
+            )
+        else:
+            try:
+                text = self._template.render(prompt)
+            except TemplateError as error:
+                raise RejectedError(RejectionKind.INVALID_REQUEST, str(error)) from error
+        tokens = self._encode(text)
+        # Added here and not by the tokenizer: a template may have written the token already,
+        # and some vocabularies would also end the prompt with a token that ends the answer.
+        bos = llama_cpp.llama_vocab_bos(self._vocab)
+        if llama_cpp.llama_vocab_get_add_bos(self._vocab) and tokens[:1] != [bos]:
+            tokens.insert(0, bos)
+        return tokens
+
+    def _encode(self, text: str) -> list[int]:
+        data = text.encode()
+        room = len(data) + 8
+        while True:
+            tokens = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(
+                self._vocab, data, len(data), tokens, room, False, True
+            )
+            if count >= 0:
+                return list(tokens[:count])
+            room = -count
+
+    def decode(self, batch: Sequence[BatchToken], should_abort: Callable[[], bool] | None) -> bool:
+        """See `TokenModel.decode`."""
+        raw = self._batch
+        for index, item in enumerate(batch):
+            raw.token[index] = item.token
+            raw.pos[index] = item.position
+            raw.n_seq_id[index] = 1
+            raw.seq_id[index][0] = item.slot
+            raw.logits[index] = item.wants_logits
+        raw.n_tokens = len(batch)
+        self._set_abort(should_abort)
+        status = llama_cpp.llama_decode(self._context, raw)
+        if status == _ABORTED and should_abort is not None:
+            return False
+        if status != _DECODED:
+            raise RuntimeError(f"llama_decode answered {status} to {len(batch)} tokens")
+        llama_cpp.llama_synchronize(self._context)
+        return True
+
+    def _set_abort(self, should_abort: Callable[[], bool] | None) -> None:
+        if should_abort is None:
+            if self._abort_callback is None:
+                return
+            callback = llama_cpp.ggml_abort_callback()  # NULL
+        else:
+            callback = llama_cpp.ggml_abort_callback(lambda _data: should_abort())
+        llama_cpp.llama_set_abort_callback(self._context, callback, None)
+        # Kept as long as llama.cpp has its address.
+        self._abort_callback = callback if should_abort is not None else None
+
+    def logits(self, batch_index: int) -> list[float]:
+        """float[V]; what the last batch says about the token after one of its tokens."""
+        count = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        row = llama_cpp.llama_get_logits_ith(self._context, batch_index)
+        return list(row[:count])
+
+    def start_sampling(self, slot: int, sampling: Sampling) -> None:
+        """See `TokenModel.start_sampling`."""
+        self._stop_sampling(slot)
+        parameters = llama_cpp.llama_sampler_chain_default_params()
+        parameters.no_perf = True
+        chain = llama_cpp.llama_sampler_chain_init(parameters)
+        if sampling.temperature == 0:
+            steps = [llama_cpp.llama_sampler_init_greedy()]
+        else:
+            steps = [
+                llama_cpp.llama_sampler_init_top_k(sampling.top_k),
+                llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1),
+                llama_cpp.llama_sampler_init_temp(sampling.temperature),
+                llama_cpp.llama_sampler_init_dist(_seed_of(sampling.seed)),
+            ]
+        for step in steps:
+            llama_cpp.llama_sampler_chain_add(chain, step)
+        self._samplers[slot] = chain
+
+    def _stop_sampling(self, slot: int) -> None:
+        chain = self._samplers.pop(slot, None)
+        if chain is not None:
+            llama_cpp.llama_sampler_free(chain)
+
+    def sample(self, slot: int, batch_index: int) -> int:
+        """See `TokenModel.sample`."""
+        return int(llama_cpp.llama_sampler_sample(self._samplers[slot], self._context, batch_index))
+
+    def is_end(self, token: int) -> bool:
+        """See `TokenModel.is_end`."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def piece(self, token: int) -> bytes:
+        """See `TokenModel.piece`."""
+        buffer = self._piece_buffer
+        while True:
+            length = llama_cpp.llama_token_to_piece(
+                self._vocab, token, buffer, len(buffer), 0, False
+            )
+            if length >= 0:
+                return buffer.raw[:length]
+            self._piece_buffer = buffer = ctypes.create_string_buffer(-length)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """See `TokenModel.truncate`."""
+        if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
+            raise RuntimeError(f"sequence {slot} cannot be cut back to {length} tokens")
+
+
+def _seed_of(seed: int | None) -> int:
+    """Fold a seed of 64 bits into llama.cpp's 32; None draws one."""
+    if seed is None:
+        seed = random.SystemRandom().getrandbits(64)
+    folded = (seed ^ (seed >> 32)) & _SEED_MASK
+    # llama.cpp takes all ones for "draw one yourself".
+    return folded - 1 if folded == llama_cpp.LLAMA_DEFAULT_SEED else folded
+
+
+def _load_error(errors: Sequence[str]) -> LoadError:
+    """Classify a failed load by what llama.cpp logged, since it returns nothing but NULL (P5)."""
+    text = "\n".join(errors)
+    last = errors[-1] if errors else "llama.cpp gave no reason"
+    if "unknown model architecture" in text or "unknown pre-tokenizer" in text:
+        return LoadError(
+            EngineFailure.UNSUPPORTED_ARCHITECTURE,
+            f"This llama.cpp does not know the model's architecture; upgrade it: {last}.",
+        )
+    if "alloc" in text or "out of memory" in text:
+        return LoadError(
+            EngineFailure.OUT_OF_MEMORY,
+            f"The model does not fit in memory; use fewer slots, a shorter context or a smaller"
+            f" quantisation: {last}.",
+        )
+    return LoadError(EngineFailure.BAD_MODEL_FILE, f"llama.cpp cannot load the file: {last}.")
+
+
+def logits_of(
+    settings: EngineSettings, prompts: Sequence[Sequence[int]], *, together: bool
+) -> list[list[float]]:
+    """The logits after each prompt, decoded in one batch or each in a batch of its own.
+
+    For tests: it shows that a sequence decoded among others comes out as it does alone. All but
+    the last token of each prompt go in before, so that the last step is a decoding step like
+    those of a running engine.
+
+    Args:
+        settings: with as many slots as there are prompts.
+        prompts: P lists of tokens, at least two tokens each.
+
+    Returns:
+        float[P, V].
+    """
+    model = LlamaModel(settings)
+    for slot, tokens in enumerate(prompts):
+        model.decode(
+            [BatchToken(token, at, slot, False) for at, token in enumerate(tokens[:-1])], None
+        )
+    last = [
+        BatchToken(tokens[-1], len(tokens) - 1, slot, True) for slot, tokens in enumerate(prompts)
+    ]
+    if together:
+        model.decode(last, None)
+        return [model.logits(index) for index in range(len(last))]
+    rows = []
+    for item in last:
+        model.decode([item], None)
+        rows.append(model.logits(0))
+    return rows
 
 
 def _die_with_parent(parent: int | None) -> None:
@@ -26,17 +403,6 @@ def _die_with_parent(parent: int | None) -> None:
         os._exit(0)
 
 
-def _die_at_end_of(stream: BinaryIO) -> None:
-    """End this process when a stream that the parent holds open ends."""
-
-    def watch() -> None:
-        while stream.read(1):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
-
-
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Take standard input and output for ourselves.
 
@@ -46,7 +412,7 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     Returns:
         the stream from the parent, the stream to the parent.
     """
-    source = os.fdopen(os.dup(0), "rb", buffering=0)
+    source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -55,13 +421,85 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return source, sink
 
 
+def _read_frame(source: BinaryIO) -> bytes | None:
+    """One frame's bytes; None when the parent has closed the stream."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    if length > MAX_MESSAGE_BYTES:
+        raise ValueError(f"the agent sent a message of {length} bytes")
+    data = source.read(length)
+    return data if len(data) == length else None
+
+
+def _watch_parent(source: BinaryIO) -> None:
+    """End this process when the stream from the parent ends."""
+
+    def watch() -> None:
+        while source.read(1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _read_commands(source: BinaryIO, inbox: Inbox) -> None:
+    """Pass the agent's commands on; a closed stream or nonsense ends the process at once."""
+
+    def read() -> None:
+        try:
+            while (frame := _read_frame(source)) is not None:
+                command = decode_to_child(frame)
+                if not isinstance(command, Generate | Cancel):
+                    raise TypeError(f"the agent sent {type(command).__name__} after the start")
+                inbox.put(command)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+
+    threading.Thread(target=read, name="commands", daemon=True).start()
+
+
+def _serve(source: BinaryIO, sink: BinaryIO) -> int:
+    """Load the model that the first message names, and decode until the process ends."""
+
+    def send(message: FromChild) -> None:
+        data = memoryview(encode_from_child(message))
+        while data:  # an unbuffered pipe may take less than it is given
+            data = data[sink.write(data) :]
+
+    frame = _read_frame(source)
+    if frame is None:
+        return 0
+    command = decode_to_child(frame)
+    if not isinstance(command, Load):
+        raise TypeError(f"the agent began with {type(command).__name__}")
+    inbox = Inbox()
+    _read_commands(source, inbox)  # started now, since a long load must end with the agent too
+    try:
+        model = LlamaModel(command.settings)
+    except LoadError as error:
+        send(LoadFailed(error.kind, str(error)))
+        return 1
+    worker = Worker(
+        model,
+        inbox,
+        send,
+        slots=model.slots,
+        context_tokens=model.context_tokens,
+        cpu_share_ratio=command.settings.cpu_share_ratio,
+    )
+    send(Loaded(model.describe()))
+    worker.run()
+    return 0
+
+
 def _quantise(source: Path, target: Path, quantisation: str, threads: int) -> int:
     """Write another quantisation and see it on the disk; the exit status is the answer."""
-    import llama_cpp
-
     parameters = llama_cpp.llama_model_quantize_default_params()
-    prefix = "LLAMA_FTYPE_MOSTLY_"
-    parameters.ftype = getattr(llama_cpp, prefix + quantisation)
+    parameters.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quantisation}")
     parameters.nthread = threads
     parameters.allow_requantize = True
     status = llama_cpp.llama_model_quantize(
@@ -79,6 +517,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int)
     parser.add_argument("--nice", type=int, default=0)
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("serve")
     quantise = commands.add_parser("quantise")
     quantise.add_argument("source", type=Path)
     quantise.add_argument("target", type=Path)
@@ -87,10 +526,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     _die_with_parent(options.parent)
-    source, _sink = _private_pipes()
+    source, sink = _private_pipes()
     if options.nice:
         os.nice(options.nice)
-    _die_at_end_of(source)
+    if options.command == "serve":
+        return _serve(source, sink)
+    _watch_parent(source)
     return _quantise(options.source, options.target, options.quantisation, options.threads)
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
+from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure
 
 pytestmark = pytest.mark.anyio
@@ -45,9 +48,18 @@ def make_fake() -> InferenceEngine:
     return FakeEngine(settings, speeds=speeds, max_queued=4)
 
 
-@pytest.fixture(scope="module", params=["fake"])
+def make_llama() -> InferenceEngine:
+    folder = os.environ.get("POINTSMAN_TEST_MODELS") or Path.home() / ".cache/pointsman/models"
+    path = Path(folder) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.exists():
+        pytest.skip(f"there is no {path}; pull the model or set POINTSMAN_TEST_MODELS")
+    settings = EngineSettings(path, context_tokens=CONTEXT_TOKENS, slots=SLOTS, threads=2)
+    return SupervisedEngine(settings, max_queued=4, first_restart_seconds=0.1)
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("llama", marks=pytest.mark.llama)])
 def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    return make_fake
+    return {"fake": make_fake, "llama": make_llama}[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +72,13 @@ async def engine(make_engine: MakeEngine) -> AsyncIterator[InferenceEngine]:
 
 def crash(engine: InferenceEngine) -> None:
     """End the engine's child the hard way."""
-    assert isinstance(engine, FakeEngine)
-    engine.fail(EngineError(EngineFailure.CRASHED, "The child was killed by signal 9."))
-    asyncio.get_running_loop().call_later(0.05, engine.recover)
+    if isinstance(engine, FakeEngine):
+        engine.fail(EngineError(EngineFailure.CRASHED, "The child was killed by signal 9."))
+        asyncio.get_running_loop().call_later(0.05, engine.recover)
+    else:
+        assert isinstance(engine, SupervisedEngine)
+        assert engine.child_pid is not None
+        os.kill(engine.child_pid, signal.SIGKILL)
 
 
 def request_for(key: str, **sampling: object) -> GenerationRequest:

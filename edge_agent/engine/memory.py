@@ -1,0 +1,72 @@
+"""Whether a model will fit in memory, and whether the kernel has had to kill for it."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from edge_agent.engine.base import EngineSettings
+from edge_agent.engine.model_files import ModelFile
+
+# Interpreter, llama.cpp and its scratch buffers for one batch; measured 130 to 190 MB on x86-64
+# with models of 135M and 270M parameters.
+_BASE_BYTES: Final = 150 << 20
+# Logits of one output: a float for each token of the vocabulary, twice (raw and candidates).
+_BYTES_PER_VOCABULARY_TOKEN: Final = 16
+_UNLIMITED_BYTES: Final = 1 << 60
+
+
+def estimate_bytes(model: ModelFile, settings: EngineSettings) -> int:
+    """Memory that a child will need: weights, KV cache of every slot, and scratch.
+
+    An estimate from above for most models: weights that are mapped from the disk can be dropped
+    again, and layers with a sliding window need less cache.
+    """
+    context_tokens = settings.context_tokens
+    if model.context_length is not None:
+        context_tokens = min(context_tokens, model.context_length)
+    cache = (model.kv_bytes_per_token or 0) * context_tokens * settings.slots
+    logits = (model.vocabulary_size or 0) * _BYTES_PER_VOCABULARY_TOKEN * settings.slots
+    return model.size_bytes + cache + logits + _BASE_BYTES
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that a new process can have without pushing others out.
+
+    The smaller of what the machine has and what this process's control group is allowed.
+    """
+    available = int(psutil.virtual_memory().available)
+    group = root / "sys/fs/cgroup"
+    limit = _number(group / "memory.max")
+    used = _number(group / "memory.current")
+    if limit is not None and used is not None and limit < _UNLIMITED_BYTES:
+        # Cached file pages count as used but are given back under pressure.
+        cached = _field(group / "memory.stat", "inactive_file") or 0
+        available = min(available, max(0, limit - used + cached))
+    return available
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """Processes that the kernel has killed for want of memory since boot; None: it won't say."""
+    counts = [
+        _field(root / "proc/vmstat", "oom_kill"),
+        _field(root / "sys/fs/cgroup/memory.events", "oom_kill"),
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _field(path: Path, name: str) -> int | None:
+    try:
+        match = re.search(rf"^{name} (\d+)$", path.read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return None
+    return int(match[1]) if match else None

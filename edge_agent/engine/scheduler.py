@@ -1,0 +1,132 @@
+"""Plans one step of continuous batching: who is admitted, what is read, who decodes.
+
+Every step decodes one token of each sequence whose prompt has been read, and reads a limited
+number of prompt tokens alongside in the same call, so that a long prompt slows the others down
+but never stops them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from edge_agent.engine.slots import SlotTable
+
+# How long one step may last, roughly: what a reader notices between two tokens of its answer,
+# and, with nobody waiting for tokens, how long a cancel or a newcomer may have to wait.
+STEP_SECONDS_WITH_DECODERS: Final = 0.15
+STEP_SECONDS_ALONE: Final = 0.4
+# Until a rate is known: short enough for a device that reads 30 tokens a second.
+FIRST_BUDGET_TOKENS: Final = 32
+MIN_BUDGET_TOKENS: Final = 16
+# The longest-waiting prompt gets this share whatever else arrives, so it cannot starve (R17).
+OLDEST_SHARE_RATIO: Final = 0.25
+_PACE_WEIGHT: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request with no slot yet."""
+
+    key: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prompt tokens [start, start + count) of one slot, read in this step."""
+
+    slot: int
+    start: int
+    count: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What goes into one call of the decoder; slots in `decodes` get one token each."""
+
+    prefills: tuple[Prefill, ...]
+    decodes: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole step."""
+        return len(self.decodes) + sum(prefill.count for prefill in self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How many prompt tokens a second this machine reads, as far as it is known."""
+
+    tokens_per_second: float | None = None
+
+    def after(self, tokens: int, seconds: float) -> "Pace":
+        """Learn from a step that read a prompt."""
+        if tokens < MIN_BUDGET_TOKENS or seconds <= 0:
+            return self  # too small to tell the rate from the overhead
+        rate = tokens / seconds
+        if self.tokens_per_second is None:
+            return Pace(rate)
+        return Pace(self.tokens_per_second + _PACE_WEIGHT * (rate - self.tokens_per_second))
+
+    def budget(self, has_decoders: bool, batch_tokens: int) -> int:
+        """Prompt tokens that the next step may read so that it does not last too long.
+
+        Args:
+            has_decoders: whether someone waits for the next token of an answer.
+            batch_tokens: the most that one call of the decoder takes.
+        """
+        if self.tokens_per_second is None:
+            return min(FIRST_BUDGET_TOKENS, batch_tokens)
+        seconds = STEP_SECONDS_WITH_DECODERS if has_decoders else STEP_SECONDS_ALONE
+        wanted = int(self.tokens_per_second * seconds)
+        return max(1, min(max(wanted, MIN_BUDGET_TOKENS), batch_tokens))
+
+
+def admit(
+    table: SlotTable, waiting: Iterable[Waiting]
+) -> tuple[SlotTable, tuple[tuple[str, int], ...]]:
+    """Give free slots to those who wait, in their order.
+
+    Returns:
+        the new table, and (key, slot) of each request that got one.
+    """
+    admitted = []
+    for request in waiting:
+        if not table.free:
+            break
+        table, slot = table.claim(request.key, request.prompt_tokens, request.max_tokens)
+        admitted.append((request.key, slot))
+    return table, tuple(admitted)
+
+
+def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
+    """Plan one step; an empty plan means that nobody is active.
+
+    Shorter remainders are read first, since they give the most requests an early first token;
+    the prompt that has been in its slot longest gets its share of the budget before that.
+
+    Args:
+        table: the slots now.
+        budget_tokens: prompt tokens that may be read, at least 1.
+    """
+    decodes = tuple(slot for slot, sequence in table.active if not sequence.is_reading)
+    reading = [(slot, sequence) for slot, sequence in table.active if sequence.is_reading]
+    if not reading:
+        return StepPlan((), decodes)
+    budget = max(1, budget_tokens)
+    counts = dict.fromkeys((slot for slot, _ in reading), 0)
+    oldest_slot, oldest = reading[0]
+    counts[oldest_slot] = min(oldest.unread_tokens, max(1, int(budget * OLDEST_SHARE_RATIO)))
+    budget -= counts[oldest_slot]
+    for slot, sequence in sorted(reading, key=lambda item: item[1].unread_tokens):
+        more = min(sequence.unread_tokens - counts[slot], budget)
+        counts[slot] += more
+        budget -= more
+    prefills = tuple(
+        Prefill(slot, sequence.read_tokens, count, is_last=count == sequence.unread_tokens)
+        for slot, sequence in reading
+        if (count := counts[slot]) > 0
+    )
+    return StepPlan(prefills, decodes)
