@@ -81,6 +81,8 @@ def hello_from_proto(message: fleet_pb2.Hello) -> NodeHello:
             is_estimate=attributes.power_source
             in (types_pb2.POWER_SOURCE_ESTIMATE, types_pb2.POWER_SOURCE_UNSPECIFIED),
         )
+        if power.max_watts < power.idle_watts:
+            raise BadReportError(f"max_watts cannot be {power.max_watts}, less than when idle")
     return NodeHello(
         NodeId(message.node_id),
         message.instance_id,
@@ -127,7 +129,7 @@ def _model_from_proto(message: fleet_pb2.ModelState) -> ReportedModel:
                     above=True,
                 ),
             ),
-            min(max(speeds.utilisation_ratio, 0.0), 1.0),
+            min(_checked("utilisation_ratio", speeds.utilisation_ratio), 1.0),
         )
     return ReportedModel(
         name=ModelName(message.name),

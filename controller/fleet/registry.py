@@ -75,7 +75,7 @@ class Registry:
         return [session for session in self._by_node.values() if session.leased_until <= now]
 
     def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
-        """The last fact of this agent instance that has arrived; a node's earlier starts are gone."""
+        """The last fact of this start of the agent that has arrived; earlier starts are gone."""
         known_instance, sequence = self._acked.get(node_id, ("", 0))
         return sequence if known_instance == instance_id else 0
 
