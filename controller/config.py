@@ -6,17 +6,20 @@ Environment variables are `POINTSMAN_` + section + `_` + key in capitals, for in
 
 import dataclasses
 import difflib
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+T = TypeVar("T", int, float)
 
 
 class SettingsError(Exception):
@@ -167,10 +170,9 @@ def load_settings(
             problems.append(f"[{name}]: no such section{_nearest(name, known)}")
             continue
         sections[name] = _build(section_types[name], name, table, problems)
-    if problems:
-        raise SettingsError("\n".join(problems))
+    # What could not be read has its default here, which is never a second problem.
     settings = Settings(**sections)
-    problems = _check(settings)
+    problems += _check(settings)
     if problems:
         raise SettingsError("\n".join(problems))
     return dataclasses.replace(
@@ -236,11 +238,9 @@ def _convert(kind: object, value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"must not be {value!r}")
     if kind is int:
-        if isinstance(value, float):
-            raise ValueError(f"must be a whole number, not {value!r}")
-        return int(str(value))
+        return _number(int, value, "a whole number")
     if kind is float:
-        return float(str(value))
+        return _number(float, value, "a number")
     if kind is str:
         if not isinstance(value, str):
             raise ValueError(f"must be text, not {value!r}")
@@ -251,36 +251,77 @@ def _convert(kind: object, value: object) -> object:
     if not isinstance(items, list | tuple):
         raise ValueError(f"must be a list, not {value!r}")
     if kind == tuple[float, ...]:
-        return tuple(float(str(item)) for item in items)
+        return tuple(_number(float, item, "a list of numbers") for item in items)
     return tuple(str(item).strip() for item in items)
+
+
+def _number(kind: Callable[[str], T], value: object, what: str) -> T:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise ValueError(f"must be {what}, not {value!r}") from None
 
 
 def _check(settings: Settings) -> list[str]:
     problems = []
-    server, batching, routing = settings.server, settings.batching, settings.routing
+    server, routing = settings.server, settings.routing
+    problems += [f"server.listen: {why}" for why in _address_problems(server.listen)]
+    if server.http_listen:
+        problems += [f"server.http_listen: {why}" for why in _address_problems(server.http_listen)]
     if bool(server.tls_cert_file) != bool(server.tls_key_file):
         problems.append("server.tls_cert_file and server.tls_key_file belong together")
     if server.log_level not in ("debug", "info", "warning", "error"):
         problems.append("server.log_level: must be debug, info, warning or error")
-    if batching.window_seconds < 0 or batching.quiet_seconds < 0:
-        problems.append("batching: window_seconds and quiet_seconds must not be negative")
-    if batching.max_requests < 1 or batching.max_waiting_requests < 1 or batching.max_attempts < 1:
-        problems.append("batching: the limits must be at least 1")
     if len(routing.weights) != 4:
         problems.append("routing.weights: four numbers: quality, cost, energy, time")
-    elif min(routing.weights) < 0 or not 0 < sum(routing.weights) < float("inf"):
+    elif min(routing.weights) < 0 or not 0 < sum(routing.weights) < math.inf:
         problems.append("routing.weights: none negative, and a sum above 0")
     if routing.normalisation not in ("payoff", "minmax", "random"):
         problems.append("routing.normalisation: must be payoff, minmax or random")
-    for section, names in (
-        (routing, ("budget_seconds",)),
-        (settings.fleet, ("health_interval_seconds", "lease_seconds", "probe_interval_seconds")),
-        (settings.limits, ("first_token_seconds", "progress_seconds", "total_seconds")),
-    ):
-        problems += [f"{name}: must be above 0" for name in names if not getattr(section, name) > 0]
+    for name in _NOT_NEGATIVE:
+        if not 0 <= _value(settings, name) < math.inf:
+            problems.append(f"{name}: must be 0 or more")
+    for name in _ABOVE_ZERO:
+        if not 0 < _value(settings, name) < math.inf:
+            problems.append(f"{name}: must be above 0")
     if settings.fleet.lease_seconds < 2 * settings.fleet.health_interval_seconds:
         problems.append("fleet.lease_seconds: at least twice health_interval_seconds")
     return problems
+
+
+_NOT_NEGATIVE: Final = (
+    "server.grace_seconds",
+    "batching.window_seconds",
+    "batching.quiet_seconds",
+    "routing.seed",
+    "limits.kept_records",
+)
+_ABOVE_ZERO: Final = (
+    "batching.max_requests",
+    "batching.max_waiting_requests",
+    "batching.max_attempts",
+    "routing.budget_seconds",
+    "fleet.health_interval_seconds",
+    "fleet.lease_seconds",
+    "fleet.probe_interval_seconds",
+    "limits.first_token_seconds",
+    "limits.progress_seconds",
+    "limits.total_seconds",
+    "limits.max_prompt_bytes",
+    "limits.max_buffered_bytes",
+)
+
+
+def _value(settings: Settings, name: str) -> float:
+    section, _, key = name.partition(".")
+    return float(getattr(getattr(settings, section), key))
+
+
+def _address_problems(address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and int(port) <= 65535:
+        return []
+    return [f"must be host:port such as 0.0.0.0:50551, not {address!r}"]
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

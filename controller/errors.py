@@ -124,5 +124,6 @@ PUBLIC_ERRORS: Final[Mapping[type[RouterError], PublicError]] = {
 
 
 def public_error(error: RouterError) -> PublicError:
-    """How `error` is shown to clients."""
-    return PUBLIC_ERRORS[type(error)]
+    """How `error` is shown to clients; a kind that is not listed is shown as its parent is."""
+    kind = next(kind for kind in type(error).__mro__ if kind in PUBLIC_ERRORS)
+    return PUBLIC_ERRORS[kind]

@@ -23,7 +23,7 @@ class Weights:
         """
         values = (quality, cost, energy, time)
         total = sum(values)
-        if not all(0 <= value < float("inf") for value in values):
+        if not all(0 <= value < float("inf") for value in (*values, total)):
             raise ValueError("weights must be finite and not negative")
         if total <= 0:
             raise ValueError("at least one weight must be above 0")
