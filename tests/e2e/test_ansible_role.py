@@ -63,13 +63,16 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = REPOSITORY / "deploy" / "build_wheelhouse.py"
     # Portable or native does not matter for a host on this very machine; pip's cache does.
     environment = {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
-    subprocess.run(
+    built = subprocess.run(
         [sys.executable, str(build), "--python", python, "--output", str(output)],
-        check=True,
+        capture_output=True,
+        text=True,
         env=environment,
         stdin=subprocess.DEVNULL,
         timeout=WHEELHOUSE_DEADLINE_SECONDS,
+        check=False,
     )
+    assert built.returncode == 0, built.stderr[-4000:]
     return output
 
 
@@ -173,6 +176,7 @@ def control(wheelhouse: Path, model_file: Path, tmp_path: Path) -> Iterator[Cont
                         {"name": MODEL, "slots": 2, "threads": 1, "context_tokens": 512}
                     ],
                     "edge_agent_power": {"idle_watts": 3, "max_watts": 12},
+                    "edge_agent_ready_seconds": 120,
                 },
             )
 
