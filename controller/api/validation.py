@@ -20,6 +20,8 @@ def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
     """
     if not request.request_id or len(request.request_id) > _MAX_ID_CHARACTERS:
         raise InvalidRequestError(f"request_id: 1 to {_MAX_ID_CHARACTERS} characters.")
+    _check_unicode("request_id", request.request_id)
+    _check_unicode("model", request.model or "")
     _check_prompt(request, max_prompt_bytes)
     sampling = request.sampling
     if not 1 <= sampling.max_tokens <= _MAX_INT32:
@@ -34,6 +36,8 @@ def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
         raise InvalidRequestError(f"seed: 0 to 2^64 - 1, not {sampling.seed}.")
     if len(sampling.stop) > _MAX_STOP_STRINGS or not all(sampling.stop):
         raise InvalidRequestError(f"stop: at most {_MAX_STOP_STRINGS} strings, none empty.")
+    for stop in sampling.stop:
+        _check_unicode("stop", stop)
     limits = request.constraints
     if limits.min_quality_ratio is not None and not 0 <= limits.min_quality_ratio <= 1:
         raise InvalidRequestError(f"min_quality_ratio: 0 to 1, not {limits.min_quality_ratio:g}.")
@@ -52,9 +56,15 @@ def _check_prompt(request: InferenceRequest, max_prompt_bytes: int) -> None:
                 )
     if not request.text.strip():
         raise InvalidRequestError("The prompt is empty; send some text to answer.")
-    try:
-        size = len(request.text.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError("The prompt is not valid Unicode text.") from error
+    _check_unicode("The prompt", request.text)
+    size = len(request.text.encode())
     if size > max_prompt_bytes:
         raise InvalidRequestError(f"The prompt has {size} bytes; at most {max_prompt_bytes}.")
+
+
+def _check_unicode(field: str, text: str) -> None:
+    # JSON can name half of a surrogate pair; the wire to the node cannot carry it.
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{field}: not valid Unicode text.") from error

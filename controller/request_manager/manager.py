@@ -184,7 +184,7 @@ class RequestManager:
         self._waiting.pop(request_id, None)
         node_id = _node_of(record)
         if record.state in (RequestState.DISPATCHED, RequestState.STREAMING) and node_id:
-            self._send_cancel(node_id, request_id, record.attempts)
+            self._send_cancel(node_id, request_id, record.attempt_number)
             self._profiler.apply(
                 Ended(node_id, request_id, state is RequestState.FAILED), time.monotonic()
             )
@@ -352,7 +352,7 @@ class RequestManager:
         )
         record.state = RequestState.DISPATCHED
         stream = self._streams[request.request_id]
-        if self._send_work(chosen.node_id, request, record.attempts, placement, remaining):
+        if self._send_work(chosen.node_id, request, record.attempt_number, placement, remaining):
             stream.routed(
                 RoutedTo(chosen.node_id, chosen.model, decision.batch_id, decision.policy)
             )
@@ -405,7 +405,9 @@ class RequestManager:
         self._settle(
             record,
             on_completion(
-                Attempt(attempt, record.tokens_sent), completion, self._batching.max_attempts
+                Attempt(record.attempts, record.tokens_sent),
+                completion,
+                self._batching.max_attempts,
             ),
         )
 
@@ -425,7 +427,7 @@ class RequestManager:
         self, node_id: NodeId, request_id: RequestId, attempt: int
     ) -> RequestRecord | None:
         record = self._records.running.get(request_id)
-        if record is None or record.attempts != attempt or _node_of(record) != node_id:
+        if record is None or record.attempt_number != attempt or _node_of(record) != node_id:
             return None
         if record.state not in (RequestState.DISPATCHED, RequestState.STREAMING):
             return None

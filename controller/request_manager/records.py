@@ -48,7 +48,12 @@ class Account:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request; monotonic seconds except `admitted_time`, which is wall time for people."""
+    """One request; monotonic seconds except `admitted_time`, which is wall time for people.
+
+    Attributes:
+        attempts: how often it was dispatched.
+        earlier_attempts: dispatches of finished requests that had the same id.
+    """
 
     request: InferenceRequest
     admitted_time: float
@@ -60,9 +65,18 @@ class RequestRecord:
     first_token_at: float | None = None
     tokens_sent: int = 0
     attempts: int = 0
+    earlier_attempts: int = 0
     account: Account | None = None
     error: str = ""
     excluded_nodes: set[NodeId] = field(default_factory=set)
+
+    @property
+    def attempt_number(self) -> int:
+        """What the current dispatch is called on the wire.
+
+        It rises over every use of the same id, since a node ignores what it has seen (case S8).
+        """
+        return self.earlier_attempts + self.attempts
 
 
 class RequestRecords:
@@ -83,8 +97,10 @@ class RequestRecords:
         return self._running
 
     def add(self, record: RequestRecord) -> None:
-        """Take in a new request; a finished one of the same id is forgotten."""
-        self._finished.pop(record.request.request_id, None)
+        """Take in a new request; of a finished one of the same id only its attempts are kept."""
+        earlier = self._finished.pop(record.request.request_id, None)
+        if earlier is not None:
+            record.earlier_attempts = earlier.attempt_number
         self._running[record.request.request_id] = record
 
     def get(self, request_id: RequestId) -> RequestRecord:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from controller.domain.batch import Placement
 from controller.domain.cluster import ClusterSnapshot, Destination
 from controller.domain.request import InferenceRequest
@@ -13,6 +15,7 @@ from controller.errors import (
     UnknownModelError,
 )
 from controller.ids import ModelName
+from controller.routing.formulation import TEMPLATE_TOKENS_PER_MESSAGE, expected_answer_tokens
 
 
 def refusal_error(
@@ -38,9 +41,11 @@ def refusal_error(
     if not present:
         return NoDestinationError(f"No node can take this request now ({details}).")
     if not any(_fits(request, destination) for destination in present):
-        longest = max(d.context_tokens for d in present)
+        longest = max(present, key=lambda destination: destination.context_tokens)
+        prompt, answer = _estimated_tokens(request, longest)
         return ContextExceededError(
-            f"The prompt is longer than every context here (at most {longest} tokens)."
+            f"About {prompt:.0f} prompt and {answer:.0f} answer tokens fit in no context here (at "
+            f"most {longest.context_tokens} tokens); shorten the prompt or lower max_tokens."
         )
     return ConstraintsError(f"Every destination was refused: {details}.")
 
@@ -52,6 +57,12 @@ def unknown_model_error(model: str | None, served: Iterable[ModelName]) -> Unkno
 
 
 def _fits(request: InferenceRequest, destination: Destination) -> bool:
-    """Whether the prompt alone fits, by the same estimate that routing uses."""
-    tokens = len(request.text) / destination.characters_per_token
-    return tokens + 1 <= destination.context_tokens
+    return sum(_estimated_tokens(request, destination)) <= destination.context_tokens
+
+
+def _estimated_tokens(request: InferenceRequest, destination: Destination) -> tuple[float, float]:
+    """Tokens of prompt and answer, by the same estimate that routing uses."""
+    turns = 0 if isinstance(request.prompt, str) else len(request.prompt)
+    prompt = len(request.text) / destination.characters_per_token
+    answer = expected_answer_tokens(np.array(float(request.sampling.max_tokens)))
+    return max(1.0, prompt + TEMPLATE_TOKENS_PER_MESSAGE * turns), float(answer)
