@@ -92,7 +92,7 @@ class RequestManager:
         self._streams: dict[RequestId, AnswerStream] = {}
         self._waiting: dict[RequestId, None] = {}
         self._window: Window | None = None
-        self._arrived = asyncio.Event()
+        self._changed = asyncio.Event()  # or something else that may close the window
         self._is_draining = False
 
     @property
@@ -165,16 +165,10 @@ class RequestManager:
 
     def _enqueue(self, record: RequestRecord) -> None:
         now = time.monotonic()
-        deadline = record.request.constraints.deadline_seconds
-        start_by = (
-            None
-            if deadline is None
-            else record.admitted_at + _DEADLINE_SHARE_FOR_WAITING * deadline
-        )
         self._waiting[record.request.request_id] = None
         window = self._window or Window(now, now, 0)
-        self._window = window.with_arrival(now, start_by)
-        self._arrived.set()
+        self._window = window.with_arrival(now, _start_by(record))
+        self._changed.set()
 
     def _abandon(self, record: RequestRecord, state: RequestState, why: str) -> None:
         """Stop a request wherever it is; nothing happens when it has ended already."""
@@ -255,17 +249,18 @@ class RequestManager:
             self._batching.quiet_seconds,
         )
         while True:
-            await self._arrived.wait()
-            self._arrived.clear()
+            await self._changed.wait()
+            self._changed.clear()
             while self._window is not None and self._waiting:
                 moment, reason = closes_at(self._window, limits, self._fleet_load())
                 delay = moment - time.monotonic()
                 if delay > 0:
+                    timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
                     try:
-                        await asyncio.wait_for(self._arrived.wait(), delay)
-                        self._arrived.clear()
-                    except asyncio.TimeoutError:
-                        pass
+                        await self._changed.wait()
+                    finally:
+                        timer.cancel()
+                    self._changed.clear()
                     continue
                 await self._close_window(reason.value)
             if not self._waiting:
@@ -284,8 +279,11 @@ class RequestManager:
         for request_id in batch_ids:
             del self._waiting[request_id]
         now = time.monotonic()
-        # What did not fit opens the next window, and has waited already.
-        self._window = Window(now, now, len(self._waiting)) if self._waiting else None
+        # What did not fit opens the next window, with the deadlines it came with.
+        self._window = None
+        for request_id in self._waiting:
+            window = self._window or Window(now, now, 0)
+            self._window = window.with_arrival(now, _start_by(self._records.running[request_id]))
         records = [self._records.running[request_id] for request_id in batch_ids]
         try:
             decision, placements = await self._decider.decide(
@@ -366,6 +364,7 @@ class RequestManager:
                 "the node went away before it got the request",
                 self._batching.max_attempts,
             ),
+            is_node_lost=True,
         )
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -387,7 +386,8 @@ class RequestManager:
         if record.first_token_at is None:
             record.first_token_at = now
         record.state = RequestState.STREAMING
-        record.tokens_sent += tokens
+        # Text that came without a token of its own has been shown all the same.
+        record.tokens_sent += max(tokens, 1 if text else 0)
         stream.push(text, tokens)
         if stream.is_ended:
             # The reader is so late that it may never ask again; the node must not go on for it.
@@ -402,6 +402,7 @@ class RequestManager:
             return
         is_failure = completion.reason is FinishReason.FAILED
         self._profiler.apply(Ended(node_id, request_id, is_failure), time.monotonic())
+        self._changed.set()  # an idle fleet may let the open window close
         self._settle(
             record,
             on_completion(
@@ -413,6 +414,7 @@ class RequestManager:
 
     def on_node_lost(self, node_id: NodeId, why: str) -> None:
         """A node's session ended; each of its requests moves or fails."""
+        self._changed.set()  # with one destination left the open window has no choice to wait for
         for record in list(self._records.running.values()):
             is_there = record.state in (RequestState.DISPATCHED, RequestState.STREAMING)
             if is_there and _node_of(record) == node_id:
@@ -463,6 +465,14 @@ class RequestManager:
             await asyncio.sleep(0.05)  # only while stopping, so a poll will do
         for record in list(self._records.running.values()):
             self._fail(record, ShuttingDownError("The controller is stopping."))
+
+
+def _start_by(record: RequestRecord) -> float | None:
+    """When the window must have closed for this request, monotonic seconds."""
+    deadline = record.request.constraints.deadline_seconds
+    if deadline is None:
+        return None
+    return record.admitted_at + _DEADLINE_SHARE_FOR_WAITING * deadline
 
 
 def _node_of(record: RequestRecord) -> NodeId | None:

@@ -129,7 +129,10 @@ class AnswerStream:
                     f"The node has made no progress for {progress_seconds:g} s."
                 )
             self._changed.clear()
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes in the same
+            # turn of the loop as the event, and then nobody frees the node's slot (case R16).
+            timer = loop.call_later(remaining, self._changed.set)
             try:
-                await asyncio.wait_for(self._changed.wait(), remaining)
-            except asyncio.TimeoutError:
-                continue
+                await self._changed.wait()
+            finally:
+                timer.cancel()

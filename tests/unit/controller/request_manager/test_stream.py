@@ -178,3 +178,22 @@ def test_reader_gets_every_character_in_order_and_one_ending(
         assert isinstance(ending, NodeLostError if fails else Done)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_cancellation_that_comes_with_an_event_is_not_lost(turns: int) -> None:
+    """Case R16.
+
+    1. a reader waits; 2. text comes; 3. before the reader has it, its client goes away.
+    """
+    stream = AnswerStream(100)
+    reading = asyncio.create_task(read(stream))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    stream.push("Hi", 1)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not reading.done():
+        assert reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()

@@ -1,0 +1,20 @@
+"""Waiting in tests, never for ever."""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+PATIENCE_SECONDS = 15.0
+"""Bounds every wait; nothing should come near it."""
+
+
+async def until(is_so: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    """Return once `is_so()` holds; it is asked again and again.
+
+    Raises:
+        TimeoutError: it never held.
+    """
+    with anyio.fail_after(seconds):
+        while not is_so():  # noqa: ASYNC110 - tests look from outside, nobody tells them
+            await asyncio.sleep(0.002)
