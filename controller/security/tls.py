@@ -4,12 +4,14 @@ import datetime
 import ipaddress
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,23 +42,38 @@ def server_certificate(settings: ServerSettings) -> ServerCertificate | None:
     `data_dir/tls`; agents are given `ca.pem` from there.
 
     Raises:
-        SettingsError: the files cannot be read.
+        SettingsError: the files cannot be read or written, or do not belong together.
     """
     if settings.insecure:
         return None
     if settings.tls_cert_file:
-        chain_file, key_file = Path(settings.tls_cert_file), Path(settings.tls_key_file)
+        chain_file = Path(settings.tls_cert_file).expanduser()
+        key_file = Path(settings.tls_key_file).expanduser()
         ca_file = None
     else:
         folder = settings.data_dir / "tls"
         names = (*_own_names(), *settings.tls_names)
-        chain_file, key_file, ca_file = _ensure_own(folder, names)
+        try:
+            chain_file, key_file, ca_file = _ensure_own(folder, names)
+        except OSError as error:
+            why = f"{error.filename}: cannot be used: {error.strerror}; see server.data_dir"
+            raise SettingsError(why) from error
     try:
-        return ServerCertificate(
+        certificate = ServerCertificate(
             chain_file.read_bytes(), key_file.read_bytes(), chain_file, key_file, ca_file
         )
     except OSError as error:
         raise SettingsError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    try:
+        # Without a password given OpenSSL would ask for one on the terminal, and wait.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(chain_file, key_file, password=lambda: "")
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"{chain_file} and {key_file} do not belong together, or are no PEM of a certificate "
+            f"chain and of its key without a passphrase: {error}"
+        ) from error
+    return certificate
 
 
 def _own_names() -> tuple[str, ...]:
@@ -73,11 +90,8 @@ def _ensure_own(folder: Path, names: Sequence[str]) -> tuple[Path, Path, Path]:
         ca = _sign(_name("Pointsman private authority"), ca_key, ca_key, None, ())
         _write(ca_key_file, _key_pem(ca_key), 0o600)
         _write(ca_file, ca.public_bytes(serialization.Encoding.PEM), 0o644)
-    ca = x509.load_pem_x509_certificate(ca_file.read_bytes())
-    loaded = serialization.load_pem_private_key(ca_key_file.read_bytes(), None)
-    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-        raise SettingsError(f"{ca_key_file}: not a key made by this controller; remove it")
-    if not _is_current(chain_file, names, ca):
+    ca, loaded = _authority(ca_file, ca_key_file)
+    if not _is_current(chain_file, key_file, names, ca):
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _sign(_name("Pointsman controller"), key, loaded, ca, names)
         _write(key_file, _key_pem(key), 0o600)
@@ -85,12 +99,35 @@ def _ensure_own(folder: Path, names: Sequence[str]) -> tuple[Path, Path, Path]:
     return chain_file, key_file, ca_file
 
 
-def _is_current(chain_file: Path, names: Sequence[str], ca: x509.Certificate) -> bool:
-    if not chain_file.exists():
+def _authority(
+    ca_file: Path, ca_key_file: Path
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The authority made before; never replaced in silence, since agents trust it."""
+    advice = f"remove {ca_file} to have a new one made, and give it to the agents"
+    try:
+        ca = x509.load_pem_x509_certificate(ca_file.read_bytes())
+        key = serialization.load_pem_private_key(ca_key_file.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"{ca_file} or {ca_key_file} is damaged; {advice}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != ca.public_key():
+        raise SettingsError(f"{ca_file} and {ca_key_file} do not belong together; {advice}")
+    return ca, key
+
+
+def _is_current(
+    chain_file: Path, key_file: Path, names: Sequence[str], ca: x509.Certificate
+) -> bool:
+    """Whether certificate and key are there, fit each other, the authority and the names."""
+    try:
+        certificate = x509.load_pem_x509_certificate(chain_file.read_bytes())
+        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        certificate.verify_directly_issued_by(ca)
+    except (FileNotFoundError, ValueError, TypeError, InvalidSignature):
         return False
-    certificate = x509.load_pem_x509_certificate(chain_file.read_bytes())
     now = datetime.datetime.now(datetime.timezone.utc)
-    if certificate.not_valid_after_utc - _RENEW_BEFORE < now or certificate.issuer != ca.subject:
+    if certificate.not_valid_after_utc - _RENEW_BEFORE < now:
+        return False
+    if certificate.public_key() != key.public_key():
         return False
     known = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return set(_alternative_names(names)) <= set(known)
