@@ -118,7 +118,7 @@ async def _http(
     scheme = "http" if certificate is None else "https"
     await serve_http(
         build_app(service),
-        host,
+        host.strip("[]"),  # of an IPv6 address
         port,
         stop,
         certfile=certificate.chain_file if certificate else None,

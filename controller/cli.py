@@ -33,6 +33,18 @@ class Wrong(click.ClickException):
     exit_code = 2
 
 
+def text(value: str) -> str:
+    """A parameter's type: text that the wire can carry.
+
+    Bytes that are not UTF-8 reach Python as lone surrogates.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter("not valid UTF-8; check the terminal's encoding") from error
+    return value
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edge-controller")
 def main() -> None:
@@ -96,7 +108,7 @@ def serve(
     from controller.api.grpc_server import ListenError
     from controller.app import Listening
     from controller.app import serve as run_controller
-    from controller.errors import RouterError
+    from controller.errors import RouterError, UnknownPolicyError
     from controller.gateway.server import ListenError as HttpListenError
 
     def ready(listening: Listening) -> None:
@@ -120,7 +132,9 @@ def serve(
 
     try:
         asyncio.run(run())
-    except (ListenError, HttpListenError, SettingsError, RouterError) as error:
+    except (SettingsError, UnknownPolicyError) as error:
+        raise Wrong(str(error)) from error
+    except (ListenError, HttpListenError, RouterError) as error:
         raise CommandFailedError(str(error)) from error
     except BaseException as error:
         for inner in _flatten(error):
@@ -217,16 +231,18 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 @main.command()
-@click.argument("prompts", nargs=-1)
+@click.argument("prompts", nargs=-1, type=text)
 @click.option(
     "--file",
     "source",
     type=click.File("rb"),
     help='One request a line, text or JSON such as {"prompt": ..., "model": ...}; - is stdin.',
 )
-@click.option("--model", help="Ask for this model.")
+@click.option("--model", type=text, help="Ask for this model.")
 @click.option("--max-tokens", type=int, default=256, show_default=True)
-@click.option("--policy", default="", help="Decide with this policy instead of the one in force.")
+@click.option(
+    "--policy", type=text, default="", help="Decide with this policy instead of the one in force."
+)
 @click.option("--weights", help="quality,cost,energy,time instead of those in force.")
 @_connection_options
 def route(
@@ -266,19 +282,18 @@ def route(
 
 
 def _request(prompt: str, model: str | None, max_tokens: int) -> types_pb2.InferenceRequest:
-    _check_text(prompt)
     return types_pb2.InferenceRequest(
         model=model or "",
         chat=types_pb2.Chat(messages=[types_pb2.ChatMessage(role="user", content=prompt)]),
-        sampling=types_pb2.SamplingParameters(max_tokens=max_tokens),
+        sampling=_sampling(max_tokens=max_tokens),
     )
 
 
-def _check_text(text: str) -> None:
+def _sampling(**values: Any) -> types_pb2.SamplingParameters:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Wrong("the prompt is not valid UTF-8; check the terminal's encoding") from error
+        return types_pb2.SamplingParameters(**values)
+    except ValueError as error:  # a number outside the field's range
+        raise Wrong(str(error)) from error
 
 
 def _requests_from_file(
@@ -316,17 +331,17 @@ def _parse_weights(text: str) -> types_pb2.ObjectiveWeights:
 
 
 @main.command()
-@click.argument("prompt")
-@click.option("--model", help="Ask for this model; otherwise the controller chooses.")
-@click.option("--system", help="System message.")
+@click.argument("prompt", type=text)
+@click.option("--model", type=text, help="Ask for this model; otherwise the controller chooses.")
+@click.option("--system", type=text, help="System message.")
 @click.option("--raw", is_flag=True, help="Send the prompt as it stands, without a chat template.")
 @click.option("--max-tokens", type=int, default=256, show_default=True)
 @click.option("--temperature", type=float)
 @click.option("--top-p", type=float)
 @click.option("--top-k", type=int)
 @click.option("--seed", type=int)
-@click.option("--stop", multiple=True, help="End before this text; may be given again.")
-@click.option("--request-id", default="", help="Your own id, for `explain`.")
+@click.option("--stop", type=text, multiple=True, help="End before this text; may be given again.")
+@click.option("--request-id", type=text, default="", help="Your own id, for `explain`.")
 @click.option("--min-quality", type=float, help="Least predicted quality, 0 to 1.")
 @click.option("--deadline-seconds", type=float, help="Latest predicted finish.")
 @click.option("--max-price-usd", type=float)
@@ -358,28 +373,24 @@ def infer(
     """Answer one prompt; the text streams to standard output, the account to standard error."""
     from controller import render
 
-    _check_text(prompt)
-    try:
-        message = types_pb2.InferenceRequest(
-            request_id=request_id,
-            model=model or "",
-            sampling=types_pb2.SamplingParameters(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                seed=seed,
-                stop=stop,
-            ),
-            constraints=types_pb2.RequestConstraints(
-                min_quality_ratio=min_quality,
-                deadline_seconds=deadline_seconds,
-                max_price_usd=max_price_usd,
-                edge_only=edge_only,
-            ),
-        )
-    except ValueError as error:  # a number outside the field's range
-        raise Wrong(str(error)) from error
+    message = types_pb2.InferenceRequest(
+        request_id=request_id,
+        model=model or "",
+        sampling=_sampling(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            stop=stop,
+        ),
+        constraints=types_pb2.RequestConstraints(
+            min_quality_ratio=min_quality,
+            deadline_seconds=deadline_seconds,
+            max_price_usd=max_price_usd,
+            edge_only=edge_only,
+        ),
+    )
     if raw:
         message.prompt = prompt
     else:
@@ -419,7 +430,7 @@ def infer(
 
 
 @main.command()
-@click.argument("request_id")
+@click.argument("request_id", type=text)
 @_connection_options
 def explain(
     request_id: str, address: str, insecure: bool, ca_file: Path | None, as_json: bool
@@ -465,7 +476,7 @@ def nodes(
 
 
 @nodes.command()
-@click.argument("node_id")
+@click.argument("node_id", type=text)
 @click.pass_obj
 def drain(target: _Target, node_id: str) -> None:
     """Let a node finish what it has and send it nothing new."""
@@ -473,7 +484,7 @@ def drain(target: _Target, node_id: str) -> None:
 
 
 @nodes.command()
-@click.argument("node_id")
+@click.argument("node_id", type=text)
 @click.pass_obj
 def undrain(target: _Target, node_id: str) -> None:
     """Send a drained node requests again."""
@@ -493,7 +504,7 @@ def _set_draining(target: _Target, node_id: str, is_draining: bool) -> None:
 
 
 @nodes.command()
-@click.argument("node_id")
+@click.argument("node_id", type=text)
 @click.pass_obj
 def forget(target: _Target, node_id: str) -> None:
     """Drop an offline node from the list."""
@@ -534,9 +545,9 @@ def policy(
 
 
 @policy.command("set")
-@click.argument("name", required=False, default="")
+@click.argument("name", type=text, required=False, default="")
 @click.option("--weights", help="quality,cost,energy,time.")
-@click.option("--normalisation", default="", help="payoff, minmax or random.")
+@click.option("--normalisation", type=text, default="", help="payoff, minmax or random.")
 @click.pass_obj
 def set_policy(target: _Target, name: str, weights: str | None, normalisation: str) -> None:
     """Change the policy, its weights or its normalisation from the next batch on."""

@@ -67,8 +67,8 @@ async def connected(connection: Connection) -> AsyncIterator[Client]:
         channel = grpc.aio.secure_channel(connection.address, credentials, options=_OPTIONS)
     async with channel:
         try:
-            await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
-        except asyncio.TimeoutError as error:
+            await asyncio.wait_for(_until_ready(channel), CONNECT_SECONDS)
+        except (asyncio.TimeoutError, _FailedError) as error:
             hint = (
                 "is `edge-controller serve` running there, and without TLS (--insecure)?"
                 if connection.insecure
@@ -77,3 +77,20 @@ async def connected(connection: Connection) -> AsyncIterator[Client]:
             )
             raise ConnectError(f"no controller answers at {connection.address}; {hint}") from error
         yield Client(channel)
+
+
+class _FailedError(Exception):
+    """The first attempt at every address of the controller failed."""
+
+
+async def _until_ready(channel: grpc.aio.Channel) -> None:
+    """Wait for the first attempt; gRPC by itself would go on trying in silence."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state in (
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+            grpc.ChannelConnectivity.SHUTDOWN,
+        ):
+            raise _FailedError
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)

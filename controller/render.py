@@ -9,8 +9,10 @@ from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 
 def _console(stderr: bool = False) -> Console:
+    # No markup: names and messages come from nodes and clients, and may look like tags.
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 160, highlight=False)
+    width = None if stream.isatty() else 160
+    return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -66,10 +68,11 @@ def print_account(account: router_pb2.Account) -> None:
         estimated = " estimated" if usage.energy_source == types_pb2.POWER_SOURCE_ESTIMATE else ""
         energy = f", {usage.energy_joules:.3g} J{estimated}"
     _console(stderr=True).print(
-        f"[dim]{account.request_id}: {account.model} on {account.node_id}; "
+        f"{account.request_id}: {account.model} on {account.node_id}; "
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, first after "
         f"{account.first_token_seconds:.2f} s, all after {account.total_seconds:.2f} s"
-        f"{energy}[/dim]"
+        f"{energy}",
+        style="dim",
     )
 
 
