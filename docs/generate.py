@@ -41,8 +41,8 @@ def settings_page() -> str:
         "",
         "## edge-agent",
         "",
-        "Environment: `EDGE_AGENT_` + key in capitals, with `CONTROLLER_` or `POWER_` before it for",
-        "those sections.",
+        "Environment: `EDGE_AGENT_` + key in capitals; `CONTROLLER_` or `POWER_` goes before the",
+        "keys of those sections.",
         "",
         "### top level",
         "",
@@ -71,9 +71,7 @@ def _table(cls: type[Any], skip: frozenset[str] | set[str] = frozenset()) -> Ite
         if entry.name in skip:
             continue
         default = (
-            "required"
-            if entry.default is dataclasses.MISSING
-            else "`" + _toml(entry.default) + "`"
+            "required" if entry.default is dataclasses.MISSING else "`" + _toml(entry.default) + "`"
         )
         yield f"| `{entry.name}` | {default} | {sentences[entry.name]} |"
 

@@ -7,9 +7,7 @@ import pytest
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: "pytest.CallInfo[None]"
-) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
     """Turn skips into failures when POINTSMAN_NO_SKIPS is set, as .ci/run does."""
     report = yield
     if os.environ.get("POINTSMAN_NO_SKIPS") and report.skipped and not hasattr(report, "wasxfail"):

@@ -27,11 +27,11 @@ def our_processes(cache: Path) -> list[str]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, model_folder: Path) -> Path:
+def cache(tmp_path: Path, smollm2: Path) -> Path:
     """A cache of its own, so that its processes can be told apart, with the weights linked in."""
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / "models").symlink_to(model_folder)
+    (folder / "models").symlink_to(smollm2.parent)
     return folder
 
 
