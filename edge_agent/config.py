@@ -5,10 +5,10 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from edge_agent.errors import UsageError
 
@@ -16,6 +16,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+T = TypeVar("T", int, float)
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -94,6 +96,8 @@ class Settings:
         catalog_file: your own catalogue, added to the one that comes with the agent.
         drain_seconds: how long running answers may go on after SIGTERM.
         log_level: debug, info, warning or error.
+        controller: where the controller is.
+        power: what the board draws.
         models: served from the start.
     """
 
@@ -148,10 +152,9 @@ def load_settings(
     for key, given in (overrides or {}).items():
         if given is not None:
             _put(table, key, given)
-    settings: Settings = _build(Settings, "", table, problems)
-    if not problems:
-        settings = _complete(settings)
-        problems += _check(settings)
+    # What could not be read has its default here, which is never a second problem.
+    settings = _complete(_build(Settings, "", table, problems))
+    problems += _check(settings)
     if problems:
         raise UsageError("\n".join(problems))
     return settings
@@ -183,7 +186,8 @@ def _put_variable(table: dict[str, Any], name: str, value: str, problems: list[s
 def _put(table: dict[str, Any], key: str, value: object) -> None:
     section, _, leaf = key.rpartition(".")
     target = table.setdefault(section, {}) if section else table
-    target[leaf] = value
+    if isinstance(target, dict):  # `_build` tells of a section that is none
+        target[leaf] = value
 
 
 def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> Any:
@@ -214,7 +218,7 @@ def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> An
                 values[key] = _convert(hints[key], value)
             except ValueError as error:
                 problems.append(f"{label}: {error}")
-    if cls is ModelSettings and "name" not in values:
+    if cls is ModelSettings and not values.get("name"):
         problems.append(f"{where}: name is missing")
         values["name"] = ""
     return cls(**values)
@@ -231,16 +235,21 @@ def _convert(kind: object, value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"must not be {value!r}")
     if kind is int:
-        if isinstance(value, float):
-            raise ValueError(f"must be a whole number, not {value!r}")
-        return int(str(value))
+        return _number(int, value, "a whole number")
     if kind in (float, float | None):
-        return float(str(value))
+        return _number(float, value, "a number")
     if kind is Path:
         return Path(str(value))
     if not isinstance(value, str):
         raise ValueError(f"must be text, not {value!r}")
     return value
+
+
+def _number(kind: Callable[[str], T], value: object, what: str) -> T:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise ValueError(f"must be {what}, not {value!r}") from None
 
 
 def _complete(settings: Settings) -> Settings:
@@ -270,11 +279,10 @@ def _check(settings: Settings) -> list[str]:
         watts = getattr(power, entry.name)
         if watts is not None and not 0 <= watts < 1e6:
             problems.append(f"power.{entry.name}: 0 or more, not {watts}")
-    if power.idle_watts is not None and power.max_watts is not None:
-        ordered = power.idle_watts <= power.max_watts
-        if not ordered:
-            problems.append("power.max_watts: at least idle_watts")
-    names = [model.name for model in settings.models]
+    idle, busy = power.idle_watts, power.max_watts
+    if idle is not None and busy is not None and idle > busy:
+        problems.append("power.max_watts: at least idle_watts")
+    names = [model.name for model in settings.models if model.name]
     problems += [f"models: {name!r} is listed twice" for name in {*names} if names.count(name) > 1]
     for model in settings.models:
         if not 1 <= model.slots <= 256:

@@ -47,10 +47,10 @@ def _hardware(root: Path) -> str:
 
 def _operating_system(root: Path) -> str:
     try:
-        lines = (root / "etc/os-release").read_text(encoding="utf-8").splitlines()
+        text = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.platform(terse=True)
-    for line in lines:
+    for line in text.splitlines():
         if line.startswith("PRETTY_NAME="):
             return line.partition("=")[2].strip('"')
     return platform.platform(terse=True)
