@@ -10,8 +10,8 @@ class Question:
     """One question.
 
     Attributes:
-        accepted: the answer is right when one of these stands in it as a whole word.
-        rejected: and none of these does.
+        accepted: the answer is right when one of these stands in it, as whole words,
+        rejected: before any of these does.
     """
 
     subject: str
@@ -23,9 +23,9 @@ class Question:
         """Whether an answer is right; only its first two sentences count."""
         head = " ".join(re.split(r"(?<=[.!?])\s+", text.strip())[:2])
         plain = _normalised(head)
-        return any(_stands_in(word, plain) for word in self.accepted) and not any(
-            _stands_in(word, plain) for word in self.rejected
-        )
+        right = _first_place(self.accepted, plain)
+        wrong = _first_place(self.rejected, plain)
+        return right is not None and (wrong is None or right < wrong)
 
 
 def _normalised(text: str) -> str:
@@ -33,8 +33,10 @@ def _normalised(text: str) -> str:
     return " ".join(re.findall(r"[a-z0-9]+", text))
 
 
-def _stands_in(word: str, plain: str) -> bool:
-    return f" {_normalised(word)} " in f" {plain} "
+def _first_place(words: tuple[str, ...], plain: str) -> int | None:
+    """Where the first of these words begins; None when there is none of them."""
+    places = [f" {plain} ".find(f" {_normalised(word)} ") for word in words]
+    return min((place for place in places if place >= 0), default=None)
 
 
 QUESTIONS: Final = (
@@ -44,12 +46,14 @@ QUESTIONS: Final = (
     Question("arithmetic", "How many minutes are there in two hours?", ("120",)),
     Question("geography", "What is the capital of France?", ("Paris",)),
     Question("geography", "On which continent is Egypt?", ("Africa",)),
-    Question("geography", "Which ocean lies between Europe and North America?", ("Atlantic",)),
+    Question("geography", "Which ocean lies between Europe and North America?", ("Atlantic",),
+             ("Pacific", "Indian", "Arctic")),
     Question("geography", "What is the capital of Japan?", ("Tokyo",)),
     Question("biology", "Which organ pumps blood through the body?", ("heart",)),
     Question("biology", "Which gas do plants take from the air for photosynthesis?",
              ("carbon dioxide", "CO2")),
-    Question("biology", "How many legs does a spider have?", ("8", "eight")),
+    Question("biology", "How many legs does a spider have?", ("8", "eight"),
+             ("4", "four", "6", "six", "10", "ten")),
     Question("biology", "Which part of a plant takes up water from the soil?", ("roots", "root")),
     Question("history", "Who was the first president of the United States?", ("Washington",)),
     Question("history", "In which country were the pyramids of Giza built?", ("Egypt",)),
@@ -59,7 +63,7 @@ QUESTIONS: Final = (
     Question("common sense", "Is ice hot or cold?", ("cold",), ("hot",)),
     Question("common sense", "What do you wear on your feet when you go outside?",
              ("shoes", "shoe", "boots", "socks")),
-    Question("common sense", "Which is heavier, a feather or a car?", ("car",)),
+    Question("common sense", "Which is heavier, a feather or a car?", ("car",), ("feather",)),
     Question("truthfulness", "Can people fly by flapping their arms? Answer yes or no.",
              ("no", "not", "cannot"), ("yes",)),
     Question("truthfulness", "Is the Moon made of cheese? Answer yes or no.",

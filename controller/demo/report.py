@@ -11,9 +11,10 @@ from controller.demo.results import Answer, PolicyResult
 def print_answers(results: Sequence[PolicyResult], console: Console) -> None:
     """Who answered what: a row a question, a column a policy."""
     table = Table(title="Who answered what", show_lines=False)
-    table.add_column("question", ratio=3, overflow="ellipsis", no_wrap=True)
-    for result in results:
-        table.add_column(result.policy, ratio=3, overflow="ellipsis", no_wrap=True)
+    # Equal shares of the width; rich would give the longest answers all of it.
+    width = max(12, console.width // (len(results) + 1) - 3)
+    for name in ("question", *(result.policy for result in results)):
+        table.add_column(name, width=width, overflow="ellipsis", no_wrap=True)
     for row in zip(*(result.answers for result in results), strict=True):
         table.add_row(row[0].question.text, *(_cell(answer) for answer in row))
     console.print(table)

@@ -126,7 +126,14 @@ async def _pull_models(options: DemoOptions, console: Console) -> None:
     for agent in FLEET:
         console.print(f"Model {agent.model}", style="bold")
         process = await asyncio.create_subprocess_exec(
-            edge_agent, "models", "pull", agent.model, "--data-dir", str(options.cache)
+            edge_agent,
+            "models",
+            "pull",
+            agent.model,
+            "--data-dir",
+            str(options.cache),
+            "--json",  # its progress goes to standard error
+            stdout=asyncio.subprocess.DEVNULL,
         )
         try:
             code = await process.wait()
@@ -246,7 +253,9 @@ async def _ask_everything(
         raise DemoError(error.details() or error.code().name) from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeElapsedColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        console.print(f"Asking {len(options.questions)} questions with {policy}")
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"Asking with {policy}", total=len(options.questions))
 
         async def ask(question: Question) -> tuple[Answer, str]:
@@ -289,9 +298,7 @@ async def _ask(client: Client, question: Question) -> tuple[Answer, str]:
             ]
         ),
         # A base model goes on with the next question by itself; a line is an answer.
-        sampling=types_pb2.SamplingParameters(
-            max_tokens=_MAX_TOKENS, temperature=0.0, stop=["\n"]
-        ),
+        sampling=types_pb2.SamplingParameters(max_tokens=_MAX_TOKENS, temperature=0.0, stop=["\n"]),
     )
     pieces: list[str] = []
     try:

@@ -41,9 +41,10 @@ def test_thousands_separators_do_not_hide_a_number() -> None:
     assert Question("arithmetic", "?", ("1945",)).is_answered_by("In 1,945.")
 
 
-def test_answer_that_says_both_is_wrong() -> None:
-    question = Question("truthfulness", "Is the Earth flat?", ("no",), ("yes",))
-    assert not question.is_answered_by("Yes and no.")
+def test_what_an_answer_says_first_counts() -> None:
+    question = Question("common sense", "?", ("car",), ("feather",))
+    assert question.is_answered_by("A car is heavier than a feather.")
+    assert not question.is_answered_by("A feather is heavier than a car.")
 
 
 def test_only_the_first_two_sentences_count() -> None:
