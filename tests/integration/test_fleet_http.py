@@ -1,0 +1,63 @@
+"""The official OpenAI client against a whole fleet: HTTP in, real gRPC to the agents."""
+
+import asyncio
+from pathlib import Path
+
+import openai
+import pytest
+
+from edge_agent.config import ModelSettings
+from tests.fakes.fleet import RunningFleet, running_fleet
+
+
+def client_of(fleet: RunningFleet) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=f"{fleet.listening.http_address}/v1",
+        api_key="unused",
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(),
+    )
+
+
+def test_openai_client_gets_whole_and_streamed_answers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet, client_of(fleet) as client:
+            await fleet.add_agent("a", (ModelSettings("fake-a"),))
+            await fleet.add_agent("b", (ModelSettings("fake-b"),))
+            assert [m.id async for m in client.models.list()] == ["fake-a", "fake-b", "auto"]
+            whole = await client.chat.completions.create(
+                model="fake-b", messages=[{"role": "user", "content": "Hello?"}], seed=1
+            )
+            assert whole.choices[0].finish_reason == "stop"
+            assert whole.usage is not None
+            assert whole.usage.completion_tokens > 0
+            stream = await client.chat.completions.create(
+                model="fake-b",
+                messages=[{"role": "user", "content": "Hello?"}],
+                seed=1,
+                stream=True,
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(pieces) == whole.choices[0].message.content
+
+    asyncio.run(scenario())
+
+
+def test_openai_client_sees_each_refusal_as_its_own_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet, client_of(fleet) as client:
+            messages = [{"role": "user", "content": "Hello?"}]
+            with pytest.raises(openai.InternalServerError) as failure:
+                await client.chat.completions.create(model="auto", messages=messages)  # type: ignore[arg-type]
+            assert failure.value.status_code == 503
+            await fleet.add_agent("a")
+            with pytest.raises(openai.NotFoundError, match="fake-a"):
+                await client.chat.completions.create(model="gpt-none", messages=messages)  # type: ignore[arg-type]
+            with pytest.raises(openai.BadRequestError, match="max_tokens"):
+                await client.chat.completions.create(
+                    model="auto",
+                    messages=messages,  # type: ignore[arg-type]
+                    max_tokens=0,
+                )
+
+    asyncio.run(scenario())
