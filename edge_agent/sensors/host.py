@@ -36,8 +36,8 @@ def _temperature() -> float | None:
         warnings.simplefilter("ignore")  # psutil warns about half-present hwmon entries
         try:
             zones = psutil.sensors_temperatures()
-        except OSError:
-            return None
+        except (OSError, ValueError, RuntimeError, psutil.Error):
+            return None  # half-present hwmon entries fail in many ways (case D7)
     for name in _CPU_SENSORS:
         for entry in zones.get(name, ()):
             if entry.current and entry.current > -200:

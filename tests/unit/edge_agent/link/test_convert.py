@@ -1,0 +1,133 @@
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config import ModelSettings
+from edge_agent.engine.base import EngineSettings, LoadedModel, Message, Sampling
+from edge_agent.engine.fake import FakeEngine
+from edge_agent.identity import HostDescription
+from edge_agent.lifecycle import ModelPhase
+from edge_agent.link.convert import (
+    attributes_to_proto,
+    completion_to_proto,
+    health_to_proto,
+    model_to_proto,
+    order_from_proto,
+)
+from edge_agent.sensors.base import HostSample
+from edge_agent.sensors.power_model import PowerModel
+from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.models import HostedModel, PreparedModel, Speeds
+from pointsman.v1 import fleet_pb2, types_pb2
+
+HOST = HostDescription("Board", 4, 8_000_000_000, "Linux")
+SAMPLE = HostSample(0.5, 1_000_000_000, 12.0, None, None)
+
+
+def test_order_keeps_what_was_sent_and_fills_in_the_rest() -> None:
+    message = fleet_pb2.WorkOrder(
+        request_id="r1",
+        attempt=2,
+        model="small",
+        sampling=types_pb2.SamplingParameters(max_tokens=0, temperature=0.0, top_k=0, seed=0),
+    )
+    message.chat.messages.add(role="user", content="Hello")
+    order = order_from_proto(message)
+    assert (order.request_id, order.attempt, order.model) == ("r1", 2, "small")
+    assert order.prompt == (Message("user", "Hello"),)
+    assert order.sampling == Sampling(0, 0.0, 0.95, 0, 0, ())
+    assert order.time_limit_seconds > 0
+    raw = fleet_pb2.WorkOrder(request_id="r1", prompt="Raw", time_limit_seconds=3.0)
+    assert order_from_proto(raw).prompt == "Raw"
+    assert order_from_proto(raw).time_limit_seconds == 3.0
+    assert order_from_proto(raw).sampling == Sampling()
+
+
+def test_order_without_an_input_is_an_empty_prompt_for_the_engine_to_refuse() -> None:
+    assert order_from_proto(fleet_pb2.WorkOrder(request_id="r1")).prompt == ""
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_its_number(outcome: Outcome) -> None:
+    message = completion_to_proto(Completion("r1", 1, "small", outcome))
+    assert types_pb2.FinishReason.Name(message.finish_reason) == f"FINISH_REASON_{outcome.name}"
+    assert not message.HasField("failure")
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_of_failure_has_its_number(kind: FailureKind) -> None:
+    message = completion_to_proto(
+        Completion("r1", 1, "small", Outcome.FAILED, failure=kind, message="why")
+    )
+    name = fleet_pb2.WorkFailureKind.Name(message.failure.kind)
+    assert name == f"WORK_FAILURE_KIND_{kind.name}"
+    assert message.failure.message == "why"
+
+
+def test_unknown_energy_is_absent_and_a_known_one_says_that_it_is_estimated() -> None:
+    unknown = completion_to_proto(Completion("r1", 1, "small", Outcome.STOP)).usage
+    assert not unknown.HasField("energy_joules")
+    assert unknown.energy_source == types_pb2.POWER_SOURCE_NONE
+    known = completion_to_proto(Completion("r1", 1, "m", Outcome.STOP, energy_joules=0.0)).usage
+    assert known.HasField("energy_joules")
+    assert known.energy_source == types_pb2.POWER_SOURCE_ESTIMATE
+
+
+def test_board_without_a_power_model_has_no_power_and_not_zero_power() -> None:
+    attributes = attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None)
+    for name in ("idle_watts", "max_watts", "transmit_watts", "receive_watts"):
+        assert not attributes.HasField(name)  # type: ignore[arg-type]
+    assert attributes.power_source == types_pb2.POWER_SOURCE_NONE
+    sample = health_to_proto(SAMPLE, None, [], [])
+    assert not sample.HasField("power_watts")
+    for name in ("temperature_celsius", "is_throttled"):
+        assert not sample.HasField(name)  # type: ignore[arg-type]
+
+
+def test_power_of_the_boards_model_follows_utilisation_and_says_that_it_is_estimated() -> None:
+    power = PowerModel(4.0, 10.0)
+    attributes = attributes_to_proto(HOST, "cloud", "0.1.0", "", power, 0.5, None)
+    assert attributes.kind == types_pb2.NODE_KIND_CLOUD
+    assert (attributes.idle_watts, attributes.max_watts, attributes.transmit_watts) == (4, 10, 0.5)
+    sample = health_to_proto(SAMPLE, power, [], ["model_file_missing: small"])
+    assert sample.power_watts == pytest.approx(7.0)
+    assert sample.power_source == types_pb2.POWER_SOURCE_ESTIMATE
+    assert list(sample.issues) == ["model_file_missing: small"]
+
+
+def test_model_is_described_as_far_as_it_is_known() -> None:
+    settings = ModelSettings("small", slots=3, prompt_usd_per_token=0.5)
+    loading = model_to_proto(HostedModel(settings, issue="loading"))
+    assert (loading.phase, loading.issue, loading.slots) == (
+        fleet_pb2.MODEL_PHASE_LOADING,
+        "loading",
+        3,
+    )
+    assert not loading.HasField("calibration")
+    assert not loading.HasField("characters_per_token")
+    ready = model_to_proto(
+        HostedModel(
+            settings,
+            ModelPhase.READY,
+            prepared=PreparedModel(Path("/m"), "abc", "llama", 0.1, "Q4_0", 8192, None),
+            loaded=LoadedModel(2048, 2, True, None, "fake", None, 4.5, "fake", None),
+            speeds=Speeds(100.0, 10.0, 20.0),
+        )
+    )
+    assert (ready.context_tokens, ready.slots, ready.digest) == (2048, 2, "abc")
+    assert ready.calibration.saturated_decode_tokens_per_second == 20.0
+    assert ready.calibration.utilisation_ratio > 0.0
+    assert ready.characters_per_token == 4.5
+    assert ready.price.prompt_usd_per_token == 0.5
+
+
+def test_load_of_each_loaded_model_is_in_the_health_sample() -> None:
+    engine = FakeEngine(EngineSettings(Path("/m"), slots=2))
+    models = [
+        HostedModel(ModelSettings("loading")),
+        HostedModel(ModelSettings("ready"), ModelPhase.READY, engine=engine),
+    ]
+    loads = health_to_proto(SAMPLE, None, models, []).loads
+    assert [(load.name, load.busy_slots, load.queued_requests) for load in loads] == [
+        ("ready", 0, 0)
+    ]
