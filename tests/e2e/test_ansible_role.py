@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.hosts.debian_root import cache_folder
 from tests.e2e.hosts.nspawn import DebianHost, debian_host, why_no_hosts
 from tests.e2e.hosts.processes import running
 
@@ -20,7 +19,6 @@ PLAYBOOK_FOLDER = REPOSITORY / "deploy" / "ansible"
 COMMANDS = Path(sys.executable).parent
 HOST_PYTHON = "3.11"  # of Debian 12
 MODEL = "smollm2-135m-instruct-q4_1"
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Compiling llama.cpp where pip has not cached it takes most of this.
 WHEELHOUSE_DEADLINE_SECONDS = 1800
 PLAYBOOK_DEADLINE_SECONDS = 300
@@ -42,15 +40,6 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-
-
-@pytest.fixture(scope="module")
-def model_file() -> Path:
-    folder = os.environ.get("POINTSMAN_TEST_MODELS") or cache_folder() / "models"
-    file = Path(folder) / MODEL_FILE
-    if not file.is_file():
-        pytest.skip(f"no {MODEL_FILE} in {folder}: edge-agent models pull {MODEL}")
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +142,7 @@ class PlaybookRun:
 
 
 @pytest.fixture
-def control(wheelhouse: Path, model_file: Path, tmp_path: Path) -> Iterator[Control]:
+def control(wheelhouse: Path, smollm2: Path, tmp_path: Path) -> Iterator[Control]:
     with debian_host() as host:
         serve = [str(COMMANDS / "edge-controller"), "serve", "--listen", "0.0.0.0:0"]
         serve += ["--http-listen", "", "--data-dir", str(tmp_path / "controller")]
@@ -171,7 +160,7 @@ def control(wheelhouse: Path, model_file: Path, tmp_path: Path) -> Iterator[Cont
                     "edge_agent_wheelhouse": str(wheelhouse),
                     "edge_agent_controller_address": address,
                     "edge_agent_controller_ca_file": ready["ca_file"],
-                    "edge_agent_model_files": [str(model_file)],
+                    "edge_agent_model_files": [str(smollm2)],
                     "edge_agent_models": [
                         {"name": MODEL, "slots": 2, "threads": 1, "context_tokens": 512}
                     ],
@@ -192,7 +181,7 @@ def renamed_release(wheelhouse: Path, folder: Path, release: str, **changed: str
 
 
 def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network(
-    control: Control, wheelhouse: Path, tmp_path: Path
+    control: Control, wheelhouse: Path, smollm2: Path, tmp_path: Path
 ) -> None:
     """The life of an agent on one host (field failures O1, O2, O6).
 
@@ -251,7 +240,7 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
         assert host.run(f"ls -d {path}").returncode != 0, path
     assert "could not be found" in host.run("systemctl status edge-agent").stderr
     assert host.run("pgrep -u edge-agent").returncode == 1
-    assert host.run(f"ls /var/lib/edge-agent/models/{MODEL_FILE}").returncode == 0
+    assert host.run(f"ls /var/lib/edge-agent/models/{smollm2.name}").returncode == 0
     assert control.playbook(edge_agent_state="absent").recap("changed") == 0
 
     purged = control.playbook(edge_agent_state="absent", edge_agent_purge=True)
