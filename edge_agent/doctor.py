@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 
 from edge_agent.config import Settings
-from edge_agent.errors import AgentError, NotRunningError
+from edge_agent.errors import AgentError, NotRunningError, UsageError
 from edge_agent.status import ask_status
 
 _EARLIEST_PLAUSIBLE_TIME: Final = 1_767_225_600  # 2026-01-01: older than this software
@@ -57,6 +57,9 @@ async def examine(settings: Settings) -> list[Finding]:
             )
         except (OSError, AgentError) as error:
             findings.append(Finding(name, "error", str(error)))
+        except Exception as error:  # the doctor must not die of what it looks for
+            text = f"the check itself failed: {type(error).__name__}: {error}"
+            findings.append(Finding(name, "error", text))
     return findings
 
 
@@ -69,7 +72,11 @@ async def _check_engine(settings: Settings) -> list[Finding]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    out, err = await process.communicate()
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode == 0:
         return [Finding("engine", "ok", f"llama-cpp-python {out.decode().strip()} works")]
     if process.returncode == -4:  # SIGILL
@@ -188,12 +195,19 @@ async def _check_controller(settings: Settings) -> list[Finding]:
                 "copy ca.pem from the controller's data directory (tls/ca.pem)",
             )
         ]
+    from edge_agent.link.session import check_address
+
+    try:
+        check_address(controller)
+    except UsageError as error:
+        fix = "edge-agent run --controller HOST:PORT, or [controller] address = ..."
+        return [Finding("controller", "error", str(error), fix)]
     host, _, port = controller.address.rpartition(":")
     try:
         _, writer = await asyncio.wait_for(
             asyncio.open_connection(host.strip("[]"), int(port)), 5.0
         )
-    except (OSError, ValueError, asyncio.TimeoutError) as error:
+    except (OSError, asyncio.TimeoutError) as error:
         reason = "no answer" if isinstance(error, asyncio.TimeoutError) else str(error)
         return [
             Finding(
