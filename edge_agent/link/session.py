@@ -26,7 +26,6 @@ PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION_MAX: Final = 1
 
 _WELCOME_SECONDS: Final = 10.0
-_CONNECT_SECONDS: Final = 10.0
 
 _OPTIONS: Final = (
     # The server permits pings this frequent (grpc_server.py); together with the lease they find a
@@ -82,7 +81,7 @@ class LinkSession:
         self._something = asyncio.Event()
         self._health_seconds = 1.0
         self._connected_at: float | None = None
-        self._last_error: str | None = None
+        self._last_error: str | None = f"no answer from {settings.address} yet"
 
     @property
     def is_connected(self) -> bool:
@@ -174,12 +173,15 @@ class LinkSession:
 
     async def _serve_once(self) -> None:
         async with self._channel() as channel:
-            await asyncio.wait_for(channel.channel_ready(), _CONNECT_SECONDS)
             stub: fleet_pb2_grpc.FleetServiceAsyncStub = fleet_pb2_grpc.FleetServiceStub(channel)
-            call = stub.Connect()
+            call = stub.Connect()  # fails at once, with the reason, when nobody is there
             try:
-                await call.write(fleet_pb2.ConnectRequest(hello=self._hello()))
-                first = await asyncio.wait_for(call.read(), _WELCOME_SECONDS)
+                try:
+                    first = await asyncio.wait_for(self._introduce(call), _WELCOME_SECONDS)
+                except asyncio.TimeoutError as error:
+                    raise _StreamEndedError(
+                        f"{self._settings.address} gave no answer within {_WELCOME_SECONDS:g} s"
+                    ) from error
                 if not isinstance(first, fleet_pb2.ConnectResponse) or not first.HasField(
                     "welcome"
                 ):
@@ -189,6 +191,14 @@ class LinkSession:
                 await self._converse(call)
             finally:
                 call.cancel()
+
+    async def _introduce(self, call: Any) -> object:
+        try:
+            await call.write(fleet_pb2.ConnectRequest(hello=self._hello()))
+        except asyncio.InvalidStateError:  # the stream has ended already
+            await _raise_status(call)
+        answer: object = await call.read()
+        return answer
 
     def _channel(self) -> grpc.aio.Channel:
         settings = self._settings
