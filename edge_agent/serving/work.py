@@ -96,11 +96,21 @@ class WorkDesk:
         self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._engines: dict[tuple[str, int], InferenceEngine] = {}
         self._asking: set[asyncio.Future[None]] = set()
-        self.is_draining = False
+        self._is_drained_by_order = False
+        self._is_stopping = False
         self.recent: deque[Completion] = deque(maxlen=20)
         self.completed_requests = 0
         self.failed_requests = 0
         self.energy_joules = 0.0
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new orders are refused; an agent that stops stays so, whatever is ordered."""
+        return self._is_drained_by_order or self._is_stopping
+
+    @is_draining.setter
+    def is_draining(self, is_draining: bool) -> None:
+        self._is_drained_by_order = is_draining
 
     @property
     def running_requests(self) -> int:
@@ -131,7 +141,8 @@ class WorkDesk:
             return
         engine = self._engines.get(key)
         if engine is None:
-            task.cancel()
+            # After its first step, for a task that is cancelled before it never tells its end.
+            asyncio.get_running_loop().call_soon(task.cancel)
             return
         asking = asyncio.ensure_future(engine.cancel(_generation_key(request_id, attempt)))
         self._asking.add(asking)
@@ -139,13 +150,17 @@ class WorkDesk:
         asyncio.get_running_loop().call_later(_CANCEL_SECONDS, task.cancel)
 
     def cancel_all(self) -> None:
-        """Stop everything: the controller that asked for it is gone."""
+        """Stop everything: the controller that asked for it is gone.
+
+        What has ended is forgotten, since whoever comes back may count attempts anew.
+        """
+        self._known = OrderedDict.fromkeys(self._running)
         for request_id, attempt in list(self._running):
             self.cancel(request_id, attempt)
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new and let running orders end, for at most this long."""
-        self.is_draining = True
+        self._is_stopping = True
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=seconds)
         tasks = list(self._running.values())
