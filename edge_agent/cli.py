@@ -374,7 +374,7 @@ def bench(
     except AgentError as error:
         raise _Told(error) from error
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        click.echo(json.dumps(report.as_dict()))
     else:
         print_bench(report)
 

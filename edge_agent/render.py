@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from edge_agent.doctor import Finding
+
+if TYPE_CHECKING:  # `status` needs neither, and should start fast
+    from edge_agent.bench import BenchReport
+    from edge_agent.doctor import Finding
 
 
 def console(stderr: bool = False) -> Console:
@@ -73,7 +76,7 @@ def print_status(status: dict[str, Any]) -> None:
         out.print(f"issue: {issue}", markup=False)
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: "Sequence[Finding]") -> None:
     """What the doctor found."""
     out = console()
     marks = {"ok": "[green]ok[/green]     ", "warning": "[yellow]warning[/yellow]"}
@@ -84,14 +87,19 @@ def print_findings(findings: Sequence[Finding]) -> None:
             out.print(f"        fix: {finding.fix}", markup=False)
 
 
-def print_bench(report: Any) -> None:
+def print_bench(report: "BenchReport") -> None:
     """What `edge-agent bench` measured."""
     out = console()
+    out.print(
+        f"{report.model} ({report.description}), {report.threads} threads, {report.slots} slots: "
+        f"loaded in {report.load_seconds:.1f} s, reads {report.prefill_tokens_per_second:.0f} "
+        "tokens/s"
+    )
     table = Table()
-    table.add_column("figure")
-    table.add_column("value")
-    for key, value in report.to_json().items():
-        table.add_row(key, _number(value) if isinstance(value, float) else str(value))
+    for name in ("sequences", "tokens/s together", "times one alone"):
+        table.add_column(name, justify="right")
+    for rate in report.decode:
+        table.add_row(str(rate.sequences), f"{rate.tokens_per_second:.1f}", f"{rate.ratio:.2f}")
     out.print(table)
 
 

@@ -16,6 +16,9 @@ from edge_agent.lifecycle import ModelPhase
 
 log = structlog.get_logger()
 
+_CALIBRATION_METHOD: Final = 1
+"""Raised when speeds are measured in another way, so that kept ones are measured anew."""
+
 _RETRY_SECONDS: Final = (5.0, 15.0, 60.0)
 """Waits before a model that could not be loaded is tried again; the last one repeats."""
 
@@ -202,6 +205,7 @@ class ModelHost:
         settings = self._engine_settings(model, model.prepared)
         key = "/".join(
             (
+                f"method={_CALIBRATION_METHOD}",
                 model.prepared.digest,
                 loaded.engine_version,
                 f"slots={settings.slots}",
