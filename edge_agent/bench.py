@@ -7,7 +7,7 @@ numbers are those that a client can get.
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -27,6 +27,8 @@ from edge_agent.engine.base import (
 from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
 
+Clock = Callable[[], float]
+
 SEQUENCE_COUNTS: Final = (1, 2, 4, 8, 16, 32)
 _READING_CHARACTERS: Final = 1600
 _LONGEST_ANSWER_TOKENS: Final = 160
@@ -34,6 +36,16 @@ _LEAST_SECONDS: Final = 1e-6
 _READING_TEXT: Final = (
     "The ferry leaves the north pier at seven and calls at three islands before noon. Two of"
     " them have a school, one has a doctor, and all of them have more sheep than people. "
+)
+
+# Openings that models of any size go on with for long, one for each sequence; the second kind is
+# for a model that ends the first at once.
+_SERIES: Final = tuple(
+    ", ".join(str(number * 100 + step) for step in range(1, 4)) + "," for number in range(64)
+)
+_STORIES: Final = tuple(
+    f"Chapter {number}. Once upon a time, in a village by the sea, there was"
+    for number in range(1, 65)
 )
 
 
@@ -87,6 +99,7 @@ async def run_bench(
     rounds: int = 3,
     seconds: float = 1.5,
     make_engine: Callable[[EngineSettings], InferenceEngine] = SupervisedEngine,
+    clock: Clock = time.monotonic,
 ) -> BenchReport:
     """Load a model, measure it, and unload it.
 
@@ -98,6 +111,7 @@ async def run_bench(
         rounds: at least 1.
         seconds: of decoding for each measurement, above 0.
         make_engine: settings -> an engine that is not loaded yet.
+        clock: monotonic seconds.
 
     Raises:
         UsageError: `rounds` or `seconds` is out of its range.
@@ -108,17 +122,17 @@ async def run_bench(
     async with AsyncExitStack() as stack:
         engine = make_engine(settings)
         stack.push_async_callback(engine.close)
-        started_at = time.monotonic()
+        started_at = clock()
         model = await engine.load()
-        load_seconds = time.monotonic() - started_at
+        load_seconds = clock() - started_at
         counts = sorted({n for n in SEQUENCE_COUNTS if n < model.slots} | {1, model.slots})
-        await _decode_rate(engine, 1, seconds / 4)  # the first tokens pay for cold caches
+        await _decode_rate(engine, 1, seconds / 4, clock)  # the first tokens pay for cold caches
         prefill: list[float] = []
         decode: dict[int, list[float]] = {count: [] for count in counts}
         for _ in range(rounds):
-            prefill.append(await _prefill_rate(engine, seconds))
+            prefill.append(await _prefill_rate(engine, seconds, clock))
             for count in counts:
-                decode[count].append(await _decode_rate(engine, count, seconds))
+                decode[count].append(await _decode_rate(engine, count, seconds, clock))
     return BenchReport(
         model=settings.model_path.name,
         description=model.description,
@@ -144,7 +158,7 @@ async def run_bench(
 
 
 async def calibrate(
-    engine: InferenceEngine, slots: int, quick: bool = True
+    engine: InferenceEngine, slots: int, quick: bool = True, clock: Clock = time.monotonic
 ) -> tuple[float, float, float]:
     """Measure a loaded engine that has nothing else to do.
 
@@ -155,6 +169,7 @@ async def calibrate(
         engine: loaded.
         slots: sequences that it decodes at once.
         quick: one short round.
+        clock: monotonic seconds.
 
     Returns:
         tokens per second: read of a prompt, decoded of one sequence alone, decoded of `slots`
@@ -163,13 +178,15 @@ async def calibrate(
     Raises:
         EngineError: the engine failed, or nothing could be measured.
     """
-    seconds, rounds = (1.2, 1) if quick else (2.0, 2)
-    await _decode_rate(engine, 1, 0.3)  # the first tokens pay for cold caches
+    seconds, rounds = (1.0, 1) if quick else (2.0, 2)
+    await _decode_rate(engine, 1, 0.3, clock)  # the first tokens pay for cold caches
     prefill, alone, together = [], [], []
     for _ in range(rounds):
-        prefill.append(await _prefill_rate(engine, seconds))
-        alone.append(await _decode_rate(engine, 1, seconds))
-        together.append(await _decode_rate(engine, slots, seconds) if slots > 1 else alone[-1])
+        prefill.append(await _prefill_rate(engine, seconds, clock))
+        alone.append(await _decode_rate(engine, 1, seconds, clock))
+        together.append(
+            await _decode_rate(engine, slots, seconds, clock) if slots > 1 else alone[-1]
+        )
     decode_rate = statistics.median(alone)
     return (
         statistics.median(prefill),
@@ -178,14 +195,14 @@ async def calibrate(
     )
 
 
-async def _prefill_rate(engine: InferenceEngine, seconds: float) -> float:
+async def _prefill_rate(engine: InferenceEngine, seconds: float, clock: Clock) -> float:
     """Tokens per second of one prompt; a prompt that takes longer is cancelled on the way."""
     characters = _READING_CHARACTERS
     while True:
         text = _READING_TEXT * (characters // len(_READING_TEXT) + 1)
         request = GenerationRequest("bench-read", text[:characters], Sampling(1, temperature=0.0))
         try:
-            return await _timed_prefill(engine, request, seconds)
+            return await _timed_prefill(engine, request, seconds, clock)
         except RejectedError as error:
             if error.kind is not RejectionKind.CONTEXT_EXCEEDED or characters < 32:
                 raise EngineError(
@@ -195,12 +212,12 @@ async def _prefill_rate(engine: InferenceEngine, seconds: float) -> float:
 
 
 async def _timed_prefill(
-    engine: InferenceEngine, request: GenerationRequest, seconds: float
+    engine: InferenceEngine, request: GenerationRequest, seconds: float, clock: Clock
 ) -> float:
     progress: list[tuple[float, int]] = []
     async with _stream(engine, request) as events:
         async for event in events:
-            now = time.monotonic()
+            now = clock()
             if isinstance(event, Finished):
                 return event.prompt_tokens / max(event.prefill_seconds, _LEAST_SECONDS)
             if isinstance(event, PromptProgress):
@@ -212,12 +229,27 @@ async def _timed_prefill(
     return (last - first) / max(last_at - first_at, _LEAST_SECONDS)
 
 
-async def _decode_rate(engine: InferenceEngine, sequences: int, seconds: float) -> float:
+async def _decode_rate(
+    engine: InferenceEngine, sequences: int, seconds: float, clock: Clock
+) -> float:
     """Tokens per second of some sequences together, while all of them are being decoded."""
-    window = _Window(sequences, seconds)
+    for openings in (_SERIES, _STORIES):
+        rate = await _timed_decode(engine, openings[:sequences], seconds, clock)
+        if rate is not None:
+            return rate
+    raise EngineError(
+        EngineFailure.CRASHED,
+        "The model ended its answers at once, so its speed cannot be measured.",
+    )
+
+
+async def _timed_decode(
+    engine: InferenceEngine, openings: Sequence[str], seconds: float, clock: Clock
+) -> float | None:
+    window = _Window(len(openings), seconds, clock)
     readers = [
-        asyncio.create_task(_read_into(engine, number, window), name=f"bench-{number}")
-        for number in range(sequences)
+        asyncio.create_task(_read_into(engine, f"bench-{number}", opening, window))
+        for number, opening in enumerate(openings)
     ]
     try:
         await asyncio.gather(*readers)
@@ -239,46 +271,43 @@ class _Window:
     before and do not count.
     """
 
-    def __init__(self, sequences: int, seconds: float) -> None:
+    def __init__(self, sequences: int, seconds: float, clock: Clock) -> None:
+        self._clock = clock
         self._sequences = sequences
         self._seconds = seconds
-        self._started: set[int] = set()
+        self._started: set[str] = set()
         self._opened_at: float | None = None
         self._last_at = 0.0
         self._tokens = 0
         self.is_closed = False
 
-    def add(self, number: int, tokens: int) -> None:
+    def add(self, key: str, tokens: int) -> None:
         if self.is_closed:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._opened_at is not None:
             self._tokens += tokens
             self._last_at = now
             self.is_closed = now - self._opened_at >= self._seconds
         else:
-            self._started.add(number)
+            self._started.add(key)
             if len(self._started) == self._sequences:
                 self._opened_at = now
 
-    def rate(self) -> float:
+    def rate(self) -> float | None:
+        """Tokens per second; None when an answer ended before there was anything to count."""
         if self._opened_at is None or self._tokens == 0:
-            raise EngineError(
-                EngineFailure.CRASHED,
-                "The model ended its answers at once, so its speed cannot be measured.",
-            )
+            return None
         return self._tokens / max(self._last_at - self._opened_at, _LEAST_SECONDS)
 
 
-async def _read_into(engine: InferenceEngine, number: int, window: _Window) -> None:
-    # A series that a model of any size goes on with, another one for each sequence.
-    series = ", ".join(str(number * 100 + step) for step in range(1, 9))
+async def _read_into(engine: InferenceEngine, key: str, opening: str, window: _Window) -> None:
     sampling = Sampling(_LONGEST_ANSWER_TOKENS, temperature=0.0)
-    request = GenerationRequest(f"bench-{number}", f"{series},", sampling)
+    request = GenerationRequest(key, opening, sampling)
     async with _stream(engine, request) as events:
         async for event in events:
             if isinstance(event, TextChunk):
-                window.add(number, event.tokens)
+                window.add(key, event.tokens)
             if isinstance(event, Finished):
                 window.is_closed = True
             if window.is_closed:
