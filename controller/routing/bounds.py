@@ -15,13 +15,21 @@ Source: routing specification, section 5; Held, Wolfe and Crowder, "Validation o
 optimization", Mathematical Programming 6, 1974, for the step length.
 """
 
-from typing import Any, Final
+import time
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from controller.routing.compiled import Limits, compiled, exhausted
-from controller.routing.objective import Costs
-from controller.routing.problem import FloatArray, IntArray
+from controller.routing.compiled import (
+    Limits,
+    compiled,
+    compiled_without_gil,
+    exhausted,
+    limits_until,
+)
+from controller.routing.objective import Costs, scalarise
+from controller.routing.policy import Budget
+from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 
 FIRST_INTERVALS: Final = 6
 """Intervals before halving starts."""
@@ -31,6 +39,9 @@ MAX_INTERVALS: Final = 400
 
 STEPS: Final = 25
 """Subgradient steps on one interval."""
+
+ROUNDING: Final = 1e-11
+"""Taken off a reported bound: J itself is only known to the rounding of its sums."""
 
 PATIENCE: Final = 5
 """Steps without a better bound after which the step length is halved."""
@@ -46,32 +57,82 @@ def alone_seconds(costs: Costs, r: int, d: int) -> Any:
     )
 
 
+class Pairs(NamedTuple):
+    """Pairs of request and destination, request by request.
+
+    Attributes:
+        first: int64[R + 1]; where each request's pairs begin.
+        destination: int64[K].
+        node: int64[K].
+        cost: float64[K].
+        work: float64[K], seconds.
+        alone: float64[K], seconds; finish if the request were the whole batch.
+        network: float64[K], seconds.
+    """
+
+    first: IntArray
+    destination: IntArray
+    node: IntArray
+    cost: FloatArray
+    work: FloatArray
+    alone: FloatArray
+    network: FloatArray
+
+
+class Intervals(NamedTuple):
+    """Intervals of the makespan that together hold every assignment better than the best known.
+
+    Attributes:
+        low: float64[K], seconds.
+        high: float64[K], seconds.
+        bound: float64[K]; no assignment with its makespan in (low, high] has a smaller J.
+        prices: float64[K, N]; of a second of work on each node.
+        held: int64[1]; how many there are.
+    """
+
+    low: FloatArray
+    high: FloatArray
+    bound: FloatArray
+    prices: FloatArray
+    held: IntArray
+
+
 @compiled
-def candidate_pairs(
-    costs: Costs, room: float, soonest: float
-) -> tuple[IntArray, IntArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """The pairs that an assignment with J below the best known can contain.
+def _least_parts(costs: Costs) -> tuple[float, float]:
+    """The sum of every request's least cost, and the least makespan in seconds."""
+    cheapest = 0.0
+    soonest = 0.0
+    for r in range(costs.cost.shape[0]):
+        cheapest += costs.cost[r].min()
+        least = np.inf
+        for d in range(costs.cost.shape[1]):
+            if costs.cost[r, d] < np.inf:
+                least = min(least, alone_seconds(costs, r, d))
+        soonest = max(soonest, least)
+    return cheapest, soonest
+
+
+@compiled
+def candidate_pairs(costs: Costs, best_known: float) -> Pairs:
+    """The pairs that an assignment with J below the best known can contain, by a simple test.
 
     A pair is out when even with every other request at its cheapest, and the makespan at its
     least, J would be no better.
-
-    Args:
-        costs: the weighed problem.
-        room: best known J, less the constant and every request's least cost.
-        soonest: the least makespan, seconds.
-
-    Returns:
-        first[R + 1], where each request's pairs begin; node, cost, work, finish alone and
-        network of each pair.
     """
     n_requests, n_destinations = costs.cost.shape
-    first = np.zeros(n_requests + 1, dtype=np.int64)
+    cheapest, soonest = _least_parts(costs)
+    room = best_known - costs.constant - cheapest
+    room += 1e-9 * max(1.0, abs(room))  # rounding must not take the best known itself away
     size = n_requests * n_destinations
-    node = np.empty(size, dtype=np.int64)
-    cost = np.empty(size)
-    work = np.empty(size)
-    alone = np.empty(size)
-    network = np.empty(size)
+    pairs = Pairs(
+        np.zeros(n_requests + 1, dtype=np.int64),
+        np.empty(size, dtype=np.int64),
+        np.empty(size, dtype=np.int64),
+        np.empty(size),
+        np.empty(size),
+        np.empty(size),
+        np.empty(size),
+    )
     i = 0
     for r in range(n_requests):
         least = costs.cost[r].min()
@@ -81,84 +142,109 @@ def candidate_pairs(
             finish = alone_seconds(costs, r, d)
             if costs.cost[r, d] - least + costs.time_weight * max(soonest, finish) > room:
                 continue
-            node[i] = costs.node_of[d]
-            cost[i] = costs.cost[r, d]
-            work[i] = costs.work[r, d]
-            alone[i] = finish
-            network[i] = costs.network[r, d]
+            pairs.destination[i] = d
+            pairs.node[i] = costs.node_of[d]
+            pairs.cost[i] = costs.cost[r, d]
+            pairs.work[i] = costs.work[r, d]
+            pairs.alone[i] = finish
+            pairs.network[i] = costs.network[r, d]
             i += 1
-        first[r + 1] = i
-    return first, node[:i], cost[:i], work[:i], alone[:i], network[:i]
+        pairs.first[r + 1] = i
+    return pairs
 
 
 @compiled
-def _bound_interval(
-    low: float,
-    high: float,
+def open_intervals(costs: Costs, best_known: float) -> Intervals:
+    """The first intervals, with the bounds of every request at its cheapest."""
+    cheapest, soonest = _least_parts(costs)
+    intervals = Intervals(
+        np.empty(MAX_INTERVALS),
+        np.empty(MAX_INTERVALS),
+        np.empty(MAX_INTERVALS),
+        np.zeros((MAX_INTERVALS, costs.backlog.size)),
+        np.zeros(1, dtype=np.int64),
+    )
+    room = best_known - costs.constant - cheapest
+    if costs.time_weight <= 0.0 or room <= costs.time_weight * soonest:
+        # Nothing can be better, or the makespan does not count and the cheapest is the best.
+        intervals.low[0] = intervals.high[0] = soonest
+        intervals.bound[0] = costs.constant + cheapest + costs.time_weight * soonest
+        intervals.held[0] = 1
+        return intervals
+    latest = room / costs.time_weight  # an assignment with a later makespan is no better
+    for i in range(FIRST_INTERVALS):
+        if soonest > 0.0:
+            ratio = latest / soonest
+            intervals.low[i] = soonest * ratio ** (i / FIRST_INTERVALS)
+            intervals.high[i] = soonest * ratio ** ((i + 1) / FIRST_INTERVALS)
+        else:
+            intervals.low[i] = latest * i / FIRST_INTERVALS
+            intervals.high[i] = latest * (i + 1) / FIRST_INTERVALS
+        intervals.bound[i] = costs.constant + cheapest + costs.time_weight * intervals.low[i]
+    intervals.high[FIRST_INTERVALS - 1] = max(intervals.high[FIRST_INTERVALS - 1], latest)
+    intervals.held[0] = FIRST_INTERVALS
+    return intervals
+
+
+@compiled
+def _raise_bound(
+    costs: Costs,
+    pairs: Pairs,
+    intervals: Intervals,
+    i: int,
     goal: float,
-    constant: float,
-    time_weight: float,
-    backlog: FloatArray,
-    first: IntArray,
-    node: IntArray,
-    cost: FloatArray,
-    work: FloatArray,
-    alone: FloatArray,
-    network: FloatArray,
-    prices: FloatArray,
     steps: int,
     limits: Limits,
-) -> Any:
-    """float64: a lower bound of J for makespans in (low, high]; `prices` become the best found.
-
-    Infinite when some request fits nowhere by `high`.
-    """
-    n_nodes = backlog.size
-    n_requests = first.size - 1
+) -> None:
+    """Raise the bound of interval i by subgradient steps; its prices become the best found."""
+    low, high, prices = intervals.low[i], intervals.high[i], intervals.prices[i]
+    n_nodes = costs.backlog.size
+    n_requests = pairs.first.size - 1
     # Only what fits by `high`, packed, is looked at again and again.
+    size = pairs.first[n_requests]
+    first = np.zeros(n_requests + 1, dtype=np.int64)
+    node = np.empty(size, dtype=np.int64)
+    cost = np.empty(size)
+    work = np.empty(size)
     least_network = np.full(n_nodes, np.inf)
-    size = first[n_requests]
-    begin = np.zeros(n_requests + 1, dtype=np.int64)
-    at = np.empty(size, dtype=np.int64)
-    price_free = np.empty(size)
-    seconds = np.empty(size)
     k = 0
     for r in range(n_requests):
-        for i in range(first[r], first[r + 1]):
-            if alone[i] <= high:
-                at[k] = node[i]
-                price_free[k] = cost[i]
-                seconds[k] = work[i]
-                least_network[node[i]] = min(least_network[node[i]], network[i])
+        for j in range(pairs.first[r], pairs.first[r + 1]):
+            if pairs.alone[j] <= high:
+                n = pairs.node[j]
+                node[k] = n
+                cost[k] = pairs.cost[j]
+                work[k] = pairs.work[j]
+                least_network[n] = min(least_network[n], pairs.network[j])
                 k += 1
-        begin[r + 1] = k
-        if begin[r + 1] == begin[r]:
-            return np.inf
+        first[r + 1] = k
+        if first[r + 1] == first[r]:
+            intervals.bound[i] = np.inf  # no such makespan is possible
+            return
     capacity = np.zeros(n_nodes)
     for n in range(n_nodes):
         if least_network[n] < np.inf:
-            capacity[n] = max(0.0, high - backlog[n] - least_network[n])
+            capacity[n] = max(0.0, high - costs.backlog[n] - least_network[n])
     slope = np.empty(n_nodes)
     trial = prices.copy()
     best = -np.inf
     pace = 1.0
     without_gain = 0
-    base = constant + time_weight * low
     for _ in range(steps):
-        value = base
+        value = costs.constant + costs.time_weight * low
         for n in range(n_nodes):
             slope[n] = -capacity[n]
             value -= trial[n] * capacity[n]
         for r in range(n_requests):
             least = np.inf
             least_k = -1
-            for j in range(begin[r], begin[r + 1]):
-                priced = price_free[j] + trial[at[j]] * seconds[j]
+            for j in range(first[r], first[r + 1]):
+                priced = cost[j] + trial[node[j]] * work[j]
                 if priced < least:
                     least = priced
                     least_k = j
             value += least
-            slope[at[least_k]] += seconds[least_k]
+            slope[node[least_k]] += work[least_k]
         limits.evaluations[0] += 1
         if value > best + 1e-12:
             best = value
@@ -169,107 +255,138 @@ def _bound_interval(
             if without_gain >= PATIENCE:
                 pace *= 0.5
                 without_gain = 0
-                trial[:] = prices
-                continue
         if best >= goal or exhausted(limits):
             break
         norm = 0.0
         for n in range(n_nodes):
-            if slope[n] < 0.0 and trial[n] == 0.0:
+            if slope[n] < 0.0 and trial[n] <= 0.0:
                 slope[n] = 0.0  # the price cannot fall further
             norm += slope[n] * slope[n]
         if norm <= 0.0:
-            break  # complementary: the bound of this interval is exact for the relaxation
+            break  # these prices are optimal
         length = pace * (goal - value) / norm
         for n in range(n_nodes):
             trial[n] = max(0.0, trial[n] + length * slope[n])
-    return best
+    intervals.bound[i] = max(intervals.bound[i], best)
 
 
 @compiled
-def lower_bound(costs: Costs, best_known: float, limits: Limits) -> Any:
-    """float64: a value that no J is below; at most `best_known`.
+def least_bound(intervals: Intervals, best_known: float) -> Any:
+    """float64: a value that no J is below; at most `best_known`."""
+    least = best_known
+    for i in range(intervals.held[0]):
+        least = min(least, intervals.bound[i])
+    return least
 
-    Valid whenever it stops: intervals not yet looked at carry the bound of the one that they
-    were halved from.
 
-    Args:
-        costs: the weighed problem.
-        best_known: J of some assignment.
-        limits: when to stop.
+@compiled
+def tighten(
+    costs: Costs, pairs: Pairs, intervals: Intervals, best_known: float, limits: Limits
+) -> None:
+    """Raise the least bound by prices and by halving its interval.
+
+    Ends at a limit, when nothing is left below the best known J, or when halving no longer helps.
+    Valid whenever it stops: an interval not yet looked at carries the bound of the one that it
+    was halved from.
     """
-    n_requests = costs.cost.shape[0]
-    n_nodes = costs.backlog.size
-    cheapest = 0.0
-    soonest = 0.0
+    n_requests = pairs.first.size - 1
     for r in range(n_requests):
-        cheapest += costs.cost[r].min()
-        least = np.inf
-        for d in range(costs.cost.shape[1]):
-            if costs.cost[r, d] < np.inf:
-                least = min(least, alone_seconds(costs, r, d))
-        soonest = max(soonest, least)
-    simple = costs.constant + cheapest + costs.time_weight * soonest
-    room = best_known - costs.constant - cheapest
-    if simple >= best_known or costs.time_weight <= 0.0:
-        return min(simple, best_known)
-    latest = room / costs.time_weight  # a later makespan cannot be better
-    # Rounding must not take away the pairs of the best known assignment itself.
-    room += 1e-9 * max(1.0, abs(room))
-    first, node, cost, work, alone, network = candidate_pairs(costs, room, soonest)
-    for r in range(n_requests):
-        if first[r + 1] == first[r]:
-            return best_known
-
-    low = np.empty(MAX_INTERVALS)
-    high = np.empty(MAX_INTERVALS)
-    bound = np.empty(MAX_INTERVALS)
-    prices = np.zeros((MAX_INTERVALS, n_nodes))
-    count = FIRST_INTERVALS
-    ratio = (latest / soonest) ** (1.0 / count) if soonest > 0.0 else 0.0
-    for i in range(count):
-        if soonest > 0.0:
-            low[i] = soonest * ratio**i
-            high[i] = soonest * ratio ** (i + 1)
-        else:
-            low[i] = latest * i / count
-            high[i] = latest * (i + 1) / count
-        bound[i] = costs.constant + cheapest + costs.time_weight * low[i]
-    low[0] = min(low[0], soonest)
-    high[count - 1] = max(high[count - 1], latest)
-    for i in range(count - 1, -1, -1):
-        if i < count - 1:
-            prices[i] = prices[i + 1]
-        if exhausted(limits):
-            continue
-        found = _bound_interval(
-            low[i], high[i], best_known, costs.constant, costs.time_weight, costs.backlog,
-            first, node, cost, work, alone, network, prices[i], 2 * STEPS, limits,
-        )  # fmt: skip
-        bound[i] = max(bound[i], found)
-    while True:
+        if pairs.first[r + 1] == pairs.first[r]:
+            intervals.bound[: intervals.held[0]] = np.inf
+            return
+    if intervals.held[0] < FIRST_INTERVALS:
+        return
+    if intervals.held[0] == FIRST_INTERVALS:
+        for i in range(FIRST_INTERVALS - 1, -1, -1):
+            if i < FIRST_INTERVALS - 1:
+                intervals.prices[i] = intervals.prices[i + 1]
+            if exhausted(limits):
+                return
+            _raise_bound(costs, pairs, intervals, i, best_known, 2 * STEPS, limits)
+    while not exhausted(limits):
+        count = intervals.held[0]
         weakest = 0
         for i in range(count):
-            if bound[i] < bound[weakest]:
+            if intervals.bound[i] < intervals.bound[weakest]:
                 weakest = i
-        least = bound[weakest]
+        low, high = intervals.low[weakest], intervals.high[weakest]
         if (
-            least >= best_known
-            or count + 1 > MAX_INTERVALS
-            or high[weakest] - low[weakest] <= 1e-6 * high[weakest]
-            or exhausted(limits)
+            intervals.bound[weakest] >= best_known
+            or count == MAX_INTERVALS
+            or high - low <= 1e-5 * high
         ):
-            return min(least, best_known)
-        middle = 0.5 * (low[weakest] + high[weakest])
-        low[count] = middle
-        high[count] = high[weakest]
-        high[weakest] = middle
-        bound[count] = least
-        prices[count] = prices[weakest]
-        for i in (weakest, count):
-            found = _bound_interval(
-                low[i], high[i], best_known, costs.constant, costs.time_weight, costs.backlog,
-                first, node, cost, work, alone, network, prices[i], STEPS, limits,
-            )  # fmt: skip
-            bound[i] = max(bound[i], found)
-        count += 1
+            return
+        middle = 0.5 * (low + high)
+        intervals.low[count] = middle
+        intervals.high[count] = high
+        intervals.high[weakest] = middle
+        intervals.bound[count] = intervals.bound[weakest]
+        intervals.prices[count] = intervals.prices[weakest]
+        intervals.held[0] = count + 1
+        _raise_bound(costs, pairs, intervals, weakest, best_known, STEPS, limits)
+        _raise_bound(costs, pairs, intervals, count, best_known, STEPS, limits)
+
+
+@compiled
+def survivors(
+    costs: Costs, pairs: Pairs, intervals: Intervals, best_known: float, kept: BoolArray
+) -> None:
+    """Fill `kept`, bool[R, D]: the pairs that an assignment with J below the best known can have.
+
+    In an interval whose bound is below the best known, forcing a pair raises the relaxed value by
+    the pair's reduced cost.
+    """
+    n_requests = pairs.first.size - 1
+    kept[:] = False
+    goal = best_known + 1e-9 * max(1.0, abs(best_known))
+    least_network = np.empty(costs.backlog.size)
+    least = np.empty(n_requests)
+    for i in range(intervals.held[0]):
+        if intervals.bound[i] >= best_known:
+            continue
+        high = intervals.high[i]
+        prices = intervals.prices[i]
+        value = costs.constant + costs.time_weight * intervals.low[i]
+        least_network[:] = np.inf
+        least[:] = np.inf
+        for r in range(n_requests):
+            for j in range(pairs.first[r], pairs.first[r + 1]):
+                if pairs.alone[j] <= high:
+                    n = pairs.node[j]
+                    least_network[n] = min(least_network[n], pairs.network[j])
+                    least[r] = min(least[r], pairs.cost[j] + prices[n] * pairs.work[j])
+            value += least[r]
+        for n in range(costs.backlog.size):
+            if least_network[n] < np.inf:
+                value -= prices[n] * max(0.0, high - costs.backlog[n] - least_network[n])
+        for r in range(n_requests):
+            for j in range(pairs.first[r], pairs.first[r + 1]):
+                if pairs.alone[j] > high:
+                    continue
+                priced = pairs.cost[j] + prices[pairs.node[j]] * pairs.work[j]
+                if value + priced - least[r] <= goal:
+                    kept[r, pairs.destination[j]] = True
+
+
+@compiled_without_gil
+def _lower_bound(costs: Costs, best_known: float, limits: Limits) -> float:
+    pairs = candidate_pairs(costs, best_known)
+    intervals = open_intervals(costs, best_known)
+    tighten(costs, pairs, intervals, best_known, limits)
+    return float(least_bound(intervals, best_known)) - ROUNDING
+
+
+def lower_bound(problem: RoutingProblem, best_known: float, budget: Budget) -> float:
+    """A value that no assignment's J is below; at most `best_known`.
+
+    Args:
+        problem: the arrays.
+        best_known: J of some assignment; the better it is, the better the bound.
+        budget: how long to tighten it.
+    """
+    started = time.monotonic_ns()
+    deadline = None if budget.seconds is None else started + int(budget.seconds * 1e9)
+    costs, _, rows, _ = scalarise(problem)
+    if not rows.size:
+        return 0.0
+    return _lower_bound(costs, best_known, limits_until(deadline, budget.max_evaluations))

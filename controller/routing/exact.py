@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.routing.bounds import ROUNDING
 from controller.routing.evaluator import evaluate
 from controller.routing.objective import Costs, objectives, scalarise
 from controller.routing.policies import policy_named
@@ -60,7 +61,8 @@ class ExactPolicy:
         """
         seconds = DEFAULT_SECONDS if budget.seconds is None else budget.seconds
         solution = solve_exactly(problem, rng, seconds)
-        return Decision(solution.assignment, solution.lower_bound, solution.variables)
+        bound = solution.lower_bound - ROUNDING
+        return Decision(solution.assignment, bound, solution.variables)
 
 
 def solve_exactly(

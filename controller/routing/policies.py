@@ -20,11 +20,16 @@ ENTRY_POINT_GROUP: Final = "pointsman.policies"
 # By module and class, not by object: most policies import Numba, and naming them must not.
 _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "memetic": ("memetic.algorithm", "MemeticPolicy"),
+    "cema": ("memetic.paper", "CemaPolicy"),
     "round-robin": ("baselines.round_robin", "RoundRobinPolicy"),
     "least-loaded": ("baselines.least_loaded", "LeastLoadedPolicy"),
+    "exact": ("exact", "ExactPolicy"),
 }
 
 DEFAULT_POLICY: Final = "memetic"
+
+SERVING_POLICIES: Final = tuple(name for name in _BUILT_IN if name != "exact")
+"""Ours but for the offline reference, which needs SciPy and may take a minute."""
 
 
 class UnknownPolicy(LookupError):
@@ -76,7 +81,7 @@ def policy_named(name: str) -> RoutingPolicy:
 
 
 def warm_up() -> None:
-    """Compile everything that the built-in policies use, or read it from the cache.
+    """Compile everything that the serving policies use, or read it from the cache.
 
     Takes up to a minute the first time on a machine and under a second later. Call it before
     the first batch, or that batch waits for the compiler.
@@ -95,7 +100,7 @@ def warm_up() -> None:
         normalisation=Normalisation.PAYOFF,
     )
     budget = Budget(seconds=None, max_evaluations=50)
-    for name in _BUILT_IN:
+    for name in SERVING_POLICIES:
         policy_named(name).decide(problem, np.random.default_rng(0), budget)
 
 

@@ -9,7 +9,7 @@ of its requests elsewhere (a swap is the chain whose second request goes where t
 All scan destinations in order of a request's cost, so a scan ends at the first that fits.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,32 @@ SLACK = 1e-9
 
 LEAST_GAIN = 1e-11
 """A smaller gain of cost is rounding; J is of the order of 1."""
+
+
+LOOK_AT_CLOCK = 8
+"""Requests between two looks at the clock."""
+
+
+class Neighbourhood(NamedTuple):
+    """What moves are drawn from, and the cheapest exit of every request.
+
+    A request's exit is the cheapest destination on another node that has room for it.
+
+    Attributes:
+        order: int64[R, D]; a request's destinations, cheapest first.
+        counts: int64[R]; how many of them are feasible.
+        first: int64[N + 1]; where a node's destinations begin in `of_node`.
+        of_node: int64[D].
+        exit_place: int64[R]; where in `order`; `counts` when there is none.
+        exit_cost: float64[R]; infinite when there is none.
+    """
+
+    order: IntArray
+    counts: IntArray
+    first: IntArray
+    of_node: IntArray
+    exit_place: IntArray
+    exit_cost: FloatArray
 
 
 @compiled
@@ -63,9 +89,7 @@ def _fits(costs: Costs, loads: Loads, r: int, d: int, cap: float) -> Any:
 
 
 @compiled
-def shed(
-    costs: Costs, loads: Loads, order: IntArray, counts: IntArray, cap: float, limits: Limits
-) -> bool:
+def shed(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits) -> bool:
     """Move requests off nodes that finish after the cap, at the least extra cost per second.
 
     Returns whether every node now finishes by the cap.
@@ -91,8 +115,8 @@ def shed(
             relief = overflow + cap - finish_without(costs, loads, worst, r)
             relief = max(min(relief, overflow), 1e-3 * min(costs.work[r, here], overflow))
             relief = max(relief, 1e-9 * overflow)
-            for k in range(counts[r]):
-                d = order[r, k]
+            for k in range(around.counts[r]):
+                d = around.order[r, k]
                 extra = costs.cost[r, d] - base
                 if extra > 0.0 and extra >= best_score * relief:
                     break
@@ -108,45 +132,154 @@ def shed(
         if best_r < 0:
             return False
         move(costs, loads, best_r, best_d)
-        if exhausted(limits):
-            return False
     return False
 
 
 @compiled
-def shift(
-    costs: Costs, loads: Loads, order: IntArray, counts: IntArray, cap: float, limits: Limits
-) -> bool:
+def destinations_by_node(costs: Costs) -> tuple[IntArray, IntArray]:
+    """int64[N + 1] and int64[D]: where each node's destinations begin, and the destinations."""
+    n_nodes = costs.backlog.size
+    first = np.zeros(n_nodes + 1, dtype=np.int64)
+    for d in range(costs.node_of.size):
+        first[costs.node_of[d] + 1] += 1
+    for n in range(n_nodes):
+        first[n + 1] += first[n]
+    return first, np.argsort(costs.node_of, kind="mergesort")
+
+
+@compiled
+def new_search(costs: Costs) -> Neighbourhood:
+    """What one local search after another works with."""
+    n_requests = costs.cost.shape[0]
+    order, counts = by_cost(costs.cost)
+    first, of_node = destinations_by_node(costs)
+    return Neighbourhood(
+        order,
+        counts,
+        first,
+        of_node,
+        np.zeros(n_requests, dtype=np.int64),
+        np.zeros(n_requests),
+    )
+
+
+@compiled
+def _look(
+    costs: Costs,
+    loads: Loads,
+    around: Neighbourhood,
+    r: int,
+    start: int,
+    cap: float,
+    limits: Limits,
+) -> None:
+    """Find the cheapest exit of request r, from position `start` of its list on."""
+    home = costs.node_of[loads.x[r]]
+    for k in range(start, around.counts[r]):
+        d = around.order[r, k]
+        n = costs.node_of[d]
+        if n == home:
+            continue
+        limits.evaluations[0] += 1
+        if finish_with(costs, loads, n, r, d) <= cap:
+            around.exit_place[r] = k
+            around.exit_cost[r] = costs.cost[r, d]
+            return
+    around.exit_place[r] = around.counts[r]
+    around.exit_cost[r] = np.inf
+
+
+@compiled
+def _look_at_node(
+    costs: Costs, loads: Loads, around: Neighbourhood, s: int, n: int, cap: float
+) -> None:
+    """Take note if node n, which has become emptier, is a cheaper exit of request s."""
+    for i in range(around.first[n], around.first[n + 1]):
+        d = around.of_node[i]
+        if costs.cost[s, d] < around.exit_cost[s] and finish_with(costs, loads, n, s, d) <= cap:
+            # Its list may have been thinned out, so the place is looked for, not known.
+            for k in range(around.counts[s]):
+                if around.order[s, k] == d:
+                    around.exit_place[s] = k
+                    around.exit_cost[s] = costs.cost[s, d]
+                    break
+
+
+@compiled
+def _after_change(
+    costs: Costs,
+    loads: Loads,
+    around: Neighbourhood,
+    emptier: int,
+    fuller: int,
+    cap: float,
+    limits: Limits,
+) -> None:
+    """Mend every request's exit after the loads of two nodes have changed."""
+    for s in range(loads.x.size):
+        k = around.exit_place[s]
+        if k < around.counts[s]:
+            d = around.order[s, k]
+            if costs.node_of[d] == fuller and finish_with(costs, loads, fuller, s, d) > cap:
+                # What was too full before, is too full still.
+                _look(costs, loads, around, s, k + 1, cap, limits)
+        if costs.node_of[loads.x[s]] != emptier:
+            _look_at_node(costs, loads, around, s, emptier, cap)
+
+
+@compiled
+def _relocate(
+    costs: Costs,
+    loads: Loads,
+    around: Neighbourhood,
+    r: int,
+    d: int,
+    cap: float,
+    limits: Limits,
+) -> None:
+    """Send r to d and mend the exits."""
+    emptier = costs.node_of[loads.x[r]]
+    fuller = costs.node_of[d]
+    move(costs, loads, r, d)
+    _after_change(costs, loads, around, emptier, fuller, cap, limits)
+    if emptier != fuller:
+        _look(costs, loads, around, r, 0, cap, limits)
+
+
+@compiled
+def _shift(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits) -> bool:
     """Send every request, once, to its cheapest destination that fits. Whether any moved."""
-    cap = cap * (1.0 + SLACK)
     moved = False
     for r in range(loads.x.size):
         here = costs.cost[r, loads.x[r]]
-        for k in range(counts[r]):
-            d = order[r, k]
-            if costs.cost[r, d] >= here - LEAST_GAIN:
-                break
-            limits.evaluations[0] += 1
-            if _fits(costs, loads, r, d, cap):
-                move(costs, loads, r, d)
-                moved = True
-                break
+        target = -1
+        if around.exit_cost[r] < here - LEAST_GAIN:
+            target = around.order[r, around.exit_place[r]]
+            here = around.exit_cost[r]
+        n = costs.node_of[loads.x[r]]
+        for i in range(around.first[n], around.first[n + 1]):
+            d = around.of_node[i]
+            if costs.cost[r, d] < here - LEAST_GAIN:
+                limits.evaluations[0] += 1
+                if finish_exchanged(costs, loads, n, r, r, d) <= cap:
+                    target = d
+                    here = costs.cost[r, d]
+        if target >= 0:
+            _relocate(costs, loads, around, r, target, cap, limits)
+            moved = True
     return moved
 
 
 @compiled
-def chain(
-    costs: Costs, loads: Loads, order: IntArray, counts: IntArray, cap: float, limits: Limits
-) -> bool:
+def _chain(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits) -> bool:
     """For every request, once, the best chain that it can start. Whether any moved.
 
-    Request r goes to d on node b; request s of b makes room and goes to e, which may be where r
-    was. r gains, or no chain pays; s may lose less than that.
+    Request r goes to d on node b; request s of b makes room and leaves by its exit, or goes to
+    where r was. r gains, or no chain pays; s may lose less than that.
     """
-    cap = cap * (1.0 + SLACK)
     moved = False
     for r in range(loads.x.size):
-        if exhausted(limits):
+        if r % LOOK_AT_CLOCK == 0 and exhausted(limits):
             return moved
         from_d = loads.x[r]
         a = costs.node_of[from_d]
@@ -155,8 +288,8 @@ def chain(
         best_d = -1
         best_s = -1
         best_e = -1
-        for k in range(counts[r]):
-            d = order[r, k]
+        for k in range(around.counts[r]):
+            d = around.order[r, k]
             gain = costs.cost[r, d] - here
             if gain >= best:
                 break
@@ -166,31 +299,36 @@ def chain(
             s = loads.first[b]
             while s != END:
                 limits.evaluations[0] += 1
-                if finish_exchanged(costs, loads, b, s, r, d) <= cap:
-                    at = loads.x[s]
-                    budget = best - gain + costs.cost[s, at]
-                    for j in range(counts[s]):
-                        e = order[s, j]
-                        if costs.cost[s, e] >= budget:
-                            break
-                        n = costs.node_of[e]
-                        if n == b:
-                            continue
-                        limits.evaluations[0] += 1
-                        if n == a:
-                            fits = finish_exchanged(costs, loads, a, r, s, e) <= cap
-                        else:
-                            fits = finish_with(costs, loads, n, s, e) <= cap
-                        if fits:
-                            best = gain + costs.cost[s, e] - costs.cost[s, at]
-                            best_d, best_s, best_e = d, s, e
-                            break
+                lost = gain - costs.cost[s, loads.x[s]]
+                least = best
+                e = -1
+                if lost + around.exit_cost[s] < least:
+                    least = lost + around.exit_cost[s]
+                    e = around.order[s, around.exit_place[s]]
+                for i in range(around.first[a], around.first[a + 1]):
+                    other = around.of_node[i]
+                    if lost + costs.cost[s, other] < least and (
+                        finish_exchanged(costs, loads, a, r, s, other) <= cap
+                    ):
+                        least = lost + costs.cost[s, other]
+                        e = other
+                if e >= 0 and finish_exchanged(costs, loads, b, s, r, d) <= cap:
+                    best = least
+                    best_d, best_s, best_e = d, s, e
                 s = loads.after[s]
         if best_s >= 0:
+            b = costs.node_of[best_d]
+            c = costs.node_of[best_e]
             take(costs, loads, r)
             take(costs, loads, best_s)
             put(costs, loads, r, best_d)
             put(costs, loads, best_s, best_e)
+            _after_change(costs, loads, around, a, b, cap, limits)
+            _after_change(costs, loads, around, b, c, cap, limits)
+            if c == a:
+                _after_change(costs, loads, around, b, a, cap, limits)
+            _look(costs, loads, around, r, 0, cap, limits)
+            _look(costs, loads, around, best_s, 0, cap, limits)
             moved = True
     return moved
 
@@ -199,18 +337,19 @@ def chain(
 def improve(
     costs: Costs,
     loads: Loads,
-    order: IntArray,
-    counts: IntArray,
+    around: Neighbourhood,
     cap: float,
-    with_chains: bool,
     limits: Limits,
 ) -> None:
-    """Shifts until none is left, then chains, and again until neither finds anything."""
-    while True:
-        while shift(costs, loads, order, counts, cap, limits):
-            if exhausted(limits):
-                return
-        if not with_chains or exhausted(limits):
-            return
-        if not chain(costs, loads, order, counts, cap, limits):
+    """Shifts until none is left, then chains, and again until neither finds anything.
+
+    Every node must finish by the cap already, and does so afterwards.
+    """
+    cap = cap * (1.0 + SLACK)
+    for r in range(loads.x.size):
+        _look(costs, loads, around, r, 0, cap, limits)
+    while not exhausted(limits):
+        while _shift(costs, loads, around, cap, limits):
+            pass
+        if not _chain(costs, loads, around, cap, limits):
             return

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.routing.evaluator import evaluate, evaluate_one
@@ -63,6 +63,7 @@ def test_single_term_assignments_are_those_worked_by_hand() -> None:
     assert single_term_assignments(golden_problem()).tolist() == GOLDEN["payoff"]["assignments"]
 
 
+@settings(deadline=None)
 @given(problems(), st.randoms())
 def test_population_is_scored_like_plain_loops(problem: RoutingProblem, random: Any) -> None:
     assignments = np.array(
@@ -75,6 +76,7 @@ def test_population_is_scored_like_plain_loops(problem: RoutingProblem, random: 
     assert evaluate(problem, assignments) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(problems(max_requests=4, max_nodes=3))
 def test_weighed_problem_has_the_objective_of_the_evaluator(problem: RoutingProblem) -> None:
     costs, bounds, rows, _ = scalarise(problem)
@@ -86,6 +88,7 @@ def test_weighed_problem_has_the_objective_of_the_evaluator(problem: RoutingProb
     assert weighed == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_more_backlog_never_finishes_anything_sooner(problem: RoutingProblem) -> None:
     later = replace(problem, backlog_seconds=problem.backlog_seconds + 1.5)
@@ -99,6 +102,7 @@ def test_more_backlog_never_finishes_anything_sooner(problem: RoutingProblem) ->
     )
 
 
+@settings(deadline=None)
 @given(problems(), st.randoms())
 def test_permuting_requests_and_destinations_changes_no_term(
     problem: RoutingProblem, random: Any
@@ -111,6 +115,7 @@ def test_permuting_requests_and_destinations_changes_no_term(
     assert other == pytest.approx(evaluate(problem, chosen[None, :]), rel=1e-12, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_serial_simulation_is_fifo_and_ends_at_the_bound(problem: RoutingProblem) -> None:
     """With one slot a node the bound is exact but for the transfer of whoever is last."""
@@ -129,6 +134,7 @@ def test_serial_simulation_is_fifo_and_ends_at_the_bound(problem: RoutingProblem
     assert finish_seconds(serial, chosen).max() == pytest.approx(bound)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_simulation_never_beats_the_bound_without_its_network_part(
     problem: RoutingProblem,
@@ -200,6 +206,7 @@ def test_given_bounds_are_used_as_they_are() -> None:
     assert objectives(problem, terms, bounds)[0] == pytest.approx(expected)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_random_bounds_enclose_a_legal_assignment_and_are_repeatable(
     problem: RoutingProblem,

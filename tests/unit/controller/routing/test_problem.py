@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from controller.routing.problem import (
     FORMAT,
@@ -159,6 +159,7 @@ def test_request_without_feasible_destination_is_not_routable() -> None:
     assert problem.routable.tolist() == [True, False]
 
 
+@settings(deadline=None)
 @given(problems())
 def test_saved_problem_loads_the_same(problem: RoutingProblem) -> None:
     buffer = io.BytesIO()
