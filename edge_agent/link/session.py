@@ -158,6 +158,9 @@ class LinkSession:
                 self._last_error = _explain(error, self._settings)
             except (OSError, asyncio.TimeoutError, _StreamEndedError) as error:
                 self._last_error = str(error) or type(error).__name__
+            except Exception as error:  # whatever it was, the node comes back by itself (case L1)
+                log.exception("link.crashed")
+                self._last_error = f"the link failed inside the agent: {type(error).__name__}"
             failures = 1 if self._connected_at is not None else failures + 1
             was_connected = self._connected_at is not None
             self._connected_at = None
@@ -309,11 +312,15 @@ class LinkSession:
 
     async def _report_health(self) -> None:
         while True:
-            health = fleet_pb2.ConnectRequest(health=self._introduction.health())
-            # One waiting sample is enough; an old one says nothing that a new one does not.
-            self._urgent = [m for m in self._urgent if m.WhichOneof("message") != "health"]
-            self._urgent.append(health)
-            self._something.set()
+            try:
+                health = fleet_pb2.ConnectRequest(health=self._introduction.health())
+            except Exception:  # a sensor of a kind that nobody foresaw; the next sample may do
+                log.exception("health.not_read")
+            else:
+                # One waiting sample is enough; an old one says nothing that a new one does not.
+                self._urgent = [m for m in self._urgent if m.WhichOneof("message") != "health"]
+                self._urgent.append(health)
+                self._something.set()
             await asyncio.sleep(self._health_seconds)
 
 

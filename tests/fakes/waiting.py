@@ -16,5 +16,5 @@ async def until(is_so: Callable[[], object], seconds: float = PATIENCE_SECONDS) 
         TimeoutError: it never held.
     """
     with anyio.fail_after(seconds):
-        while not is_so():  # noqa: ASYNC110 - tests look from outside, nobody tells them
+        while not is_so():
             await asyncio.sleep(0.002)
