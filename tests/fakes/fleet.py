@@ -158,12 +158,13 @@ async def running_fleet(
     folder: Path,
     batching: BatchingSettings = FAST,
     fleet: FleetSettings = FLEET,
+    listen: str = "127.0.0.1:0",
     **sections: object,
 ) -> AsyncIterator[RunningFleet]:
-    """A controller on free ports; everything is stopped at the end."""
+    """A controller, on free ports by default; everything is stopped at the end."""
     settings = Settings(
         server=ServerSettings(
-            listen="127.0.0.1:0",
+            listen=listen,
             http_listen="127.0.0.1:0",
             data_dir=folder / "controller",
             insecure=True,
