@@ -38,6 +38,8 @@ class StandIn:
     Attributes:
         cpu_share: of one thread's time; together they leave the machine's second core some air,
             so that the agents do not slow each other down and predictions mean something.
+        idle_watts, max_watts: of the whole device; for the VM, of its part of a server.
+        usd_per_million_tokens: what a rented machine's tokens cost; one's own boards cost none.
     """
 
     node_id: str
@@ -48,15 +50,17 @@ class StandIn:
     cpu_share: float
     idle_watts: float
     max_watts: float
+    usd_per_million_tokens: float = 0.0
 
 
 FLEET: Final = (
-    StandIn("pi", "edge", "stand-in for a Raspberry Pi 5", "smollm2-135m-instruct-q4_0",
-            2, 0.3, 3.0, 12.0),
+    StandIn("pi", "edge", "stand-in for a Raspberry Pi 5", "smollm2-135m-instruct-q4_1",
+            slots=2, cpu_share=0.3, idle_watts=3.0, max_watts=12.0),
     StandIn("jetson", "edge", "stand-in for a Jetson Orin Nano", "gemma-3-270m-q4_k_m",
-            4, 0.6, 5.0, 15.0),
-    StandIn("vm", "cloud", "stand-in for a cloud VM", "smollm2-135m-instruct-q4_1",
-            8, 0.8, 15.0, 65.0),
+            slots=4, cpu_share=0.5, idle_watts=5.0, max_watts=15.0),
+    StandIn("vm", "cloud", "stand-in for a cloud VM", "smollm2-135m-instruct-q4_0",
+            slots=8, cpu_share=0.8, idle_watts=10.0, max_watts=40.0,
+            usd_per_million_tokens=0.05),
 )  # fmt: skip
 
 
@@ -180,41 +184,9 @@ async def _start_agents(
     for agent in FLEET:
         # One after the other, so that each measures its speed undisturbed.
         console.print(f"Agent {agent.node_id}: {agent.model}, {agent.hardware}", style="bold")
-        await processes.start(
-            agent.node_id,
-            [
-                edge_agent,
-                "run",
-                "--controller",
-                connection.address,
-                "--ca-file",
-                str(connection.ca_file),
-                "--data-dir",
-                str(options.cache / "demo" / agent.node_id),
-                "--models-dir",
-                str(options.cache / "models"),
-                "--node-id",
-                agent.node_id,
-                "--kind",
-                agent.kind,
-                "--hardware",
-                agent.hardware,
-                "--model",
-                agent.model,
-                "--slots",
-                str(agent.slots),
-                "--threads",
-                "1",
-                "--context-tokens",
-                "1024",
-                "--cpu-share",
-                str(agent.cpu_share),
-                "--idle-watts",
-                str(agent.idle_watts),
-                "--max-watts",
-                str(agent.max_watts),
-            ],
-        )
+        settings_file = options.cache / "demo" / f"{agent.node_id}.toml"
+        settings_file.write_text(_agent_settings(agent, options, connection), encoding="utf-8")
+        await processes.start(agent.node_id, [edge_agent, "run", "--config", str(settings_file)])
         node = await _wait_until_ready(processes, client, agent.node_id)
         speeds = node.models[0].calibration
         console.print(
@@ -222,6 +194,34 @@ async def _start_agents(
             f"{speeds.decode_tokens_per_second:.0f} tokens/s alone and "
             f"{speeds.saturated_decode_tokens_per_second:.0f} with all slots busy"
         )
+
+
+def _agent_settings(agent: StandIn, options: DemoOptions, connection: Connection) -> str:
+    """The agent's settings as TOML; JSON's strings are TOML's, too."""
+    return f"""\
+node_id = {json.dumps(agent.node_id)}
+kind = {json.dumps(agent.kind)}
+hardware = {json.dumps(agent.hardware)}
+data_dir = {json.dumps(str(options.cache / "demo" / agent.node_id))}
+models_dir = {json.dumps(str(options.cache / "models"))}
+
+[controller]
+address = {json.dumps(connection.address)}
+ca_file = {json.dumps(str(connection.ca_file))}
+
+[power]
+idle_watts = {agent.idle_watts}
+max_watts = {agent.max_watts}
+
+[[models]]
+name = {json.dumps(agent.model)}
+slots = {agent.slots}
+threads = 1
+context_tokens = 1024
+cpu_share_ratio = {agent.cpu_share}
+prompt_usd_per_token = {agent.usd_per_million_tokens * 1e-6:.3e}
+completion_usd_per_token = {agent.usd_per_million_tokens * 1e-6:.3e}
+"""
 
 
 async def _wait_until_ready(

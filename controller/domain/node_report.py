@@ -32,6 +32,7 @@ class ReportedModel:
     price: TokenPrice
     has_chat_template: bool
     characters_per_token: float | None
+    is_base_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ def _model_from_proto(message: fleet_pb2.ModelState) -> ReportedModel:
         )
         if message.HasField("characters_per_token")
         else None,
+        is_base_model=message.is_base_model,
     )
 
 
@@ -181,6 +182,7 @@ def model_to_proto(model: ReportedModel) -> fleet_pb2.ModelState:
         ),
         has_chat_template=model.has_chat_template,
         characters_per_token=model.characters_per_token,
+        is_base_model=model.is_base_model,
     )
     if model.calibration is not None:
         message.calibration.CopyFrom(

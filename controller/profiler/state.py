@@ -295,7 +295,9 @@ def _destination(node_id: NodeId, model: ReportedModel) -> Destination:
         has_chat_template=model.has_chat_template,
         calibration=model.calibration,
         price=model.price,
-        mean_quality_ratio=quality_prior(model.parameters_billions, model.quantisation),
+        mean_quality_ratio=quality_prior(
+            model.parameters_billions, model.quantisation, not model.is_base_model
+        ),
         quality_source="prior",
         quality_count=0,
         characters_per_token=model.characters_per_token or _DEFAULT_CHARACTERS_PER_TOKEN,

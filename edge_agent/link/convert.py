@@ -84,6 +84,7 @@ def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
         message.quantisation = prepared.quantisation
         message.digest = prepared.digest
         message.context_tokens = prepared.context_tokens
+        message.is_base_model = prepared.is_base_model
     if loaded is not None:
         message.context_tokens = loaded.context_tokens
         message.has_chat_template = loaded.has_chat_template

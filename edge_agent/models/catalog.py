@@ -17,6 +17,7 @@ from edge_agent.errors import CatalogError, UnknownModelError
 
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 _FAMILY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TUNING: Final = re.compile(r"instruct|base")
 _QUANTISATION: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.gguf")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -134,6 +135,7 @@ class CatalogEntry:
         sources: in the order they are tried; empty for a derived entry.
         derive_from: the name of the entry that the quantiser makes this one from; None otherwise.
         summary: one sentence for people, or empty.
+        is_base_model: trained to continue text, not tuned to follow instructions.
     """
 
     name: str
@@ -149,6 +151,7 @@ class CatalogEntry:
     sources: tuple[Source, ...]
     derive_from: str | None = None
     summary: str = ""
+    is_base_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +387,7 @@ _DESCRIPTIVE: Final = (
     "parameters_billions",
     "context_tokens",
     "template",
+    "tuning",
     "licence",
 )
 _OF_A_FILE: Final = ("size_bytes", "sha256", "sources")
@@ -451,8 +455,16 @@ def _read_entry(
         sha256=None if is_derived else _read_sha256(fields),
         sources=() if is_derived else _read_sources(fields),
         derive_from=base.values.get("name") if is_derived else None,
+        is_base_model=_read_tuning(given["tuning"]),
         summary=fields.text("summary") if fields.has("summary") else "",
     )
+
+
+def _read_tuning(fields: _Fields) -> bool:
+    """Whether it is a base model; an entry that says nothing is tuned."""
+    if not fields.has("tuning"):
+        return False
+    return fields.text("tuning", _TUNING, "instruct or base") == "base"
 
 
 def _read_sha256(fields: _Fields) -> str:

@@ -38,6 +38,7 @@ class PreparedModel:
 
     Attributes:
         chat_template: overrides the file's own; None uses the file's.
+        is_base_model: not tuned to follow instructions.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class PreparedModel:
     quantisation: str
     context_tokens: int
     chat_template: str | None
+    is_base_model: bool = False
 
 
 class PrepareModel(Protocol):

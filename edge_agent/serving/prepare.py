@@ -47,4 +47,5 @@ class ModelPreparer:
             quantisation=entry.quantisation,
             context_tokens=entry.context_tokens,
             chat_template=entry.template.jinja,
+            is_base_model=entry.is_base_model,
         )

@@ -363,6 +363,7 @@ class ModelState(_message.Message):
     PRICE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     CHARACTERS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    IS_BASE_MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     family: _builtins.str
     parameters_billions: _builtins.float
@@ -379,6 +380,8 @@ class ModelState(_message.Message):
     """False: only raw prompts, since the file has no usable chat template."""
     characters_per_token: _builtins.float
     """Vocabulary statistics: mean characters of English text in one token. Absent: unknown."""
+    is_base_model: _builtins.bool
+    """True: trained to continue text, not tuned to follow instructions."""
     @_builtins.property
     def calibration(self) -> Global___Calibration:
         """Absent until measured."""
@@ -401,10 +404,11 @@ class ModelState(_message.Message):
         price: Global___TokenPrice | None = ...,
         has_chat_template: _builtins.bool = ...,
         characters_per_token: _builtins.float | None = ...,
+        is_base_model: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "price", b"price"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "context_tokens", b"context_tokens", "digest", b"digest", "family", b"family", "has_chat_template", b"has_chat_template", "issue", b"issue", "name", b"name", "parameters_billions", b"parameters_billions", "phase", b"phase", "price", b"price", "quantisation", b"quantisation", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "context_tokens", b"context_tokens", "digest", b"digest", "family", b"family", "has_chat_template", b"has_chat_template", "is_base_model", b"is_base_model", "issue", b"issue", "name", b"name", "parameters_billions", b"parameters_billions", "phase", b"phase", "price", b"price", "quantisation", b"quantisation", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__characters_per_token: _TypeAlias = _typing.Literal["characters_per_token"]  # noqa: Y015
     _WhichOneofArgType__characters_per_token: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token"]  # noqa: Y015
