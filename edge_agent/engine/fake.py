@@ -29,7 +29,7 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.stream_buffer import StreamBuffer
+from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
 
@@ -112,6 +112,7 @@ class FakeEngine:
         has_chat_template: False makes it refuse chats, unless the settings bring a template.
         load_failure: raised by each `load` while it is set.
         max_queued: requests that may wait for a slot.
+        max_unread_characters: text that a reader may leave waiting before it is given up.
         sleep: awaited for every pretended wait.
         clock: monotonic seconds.
     """
@@ -125,6 +126,7 @@ class FakeEngine:
         has_chat_template: bool = True,
         load_failure: EngineError | None = None,
         max_queued: int = 256,
+        max_unread_characters: int = MAX_UNREAD_CHARACTERS,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -134,6 +136,7 @@ class FakeEngine:
         self._answer = answer
         self._has_chat_template = has_chat_template or settings.chat_template is not None
         self._max_queued = max_queued
+        self._max_unread_characters = max_unread_characters
         self._sleep = sleep
         self._clock = clock
         self._sequences: dict[str, _Sequence] = {}
@@ -240,7 +243,9 @@ class FakeEngine:
             raise RejectedError(
                 RejectionKind.QUEUE_FULL, f"{self._max_queued} requests are waiting already."
             )
-        sequence = _Sequence(request, text, StreamBuffer(), self._clock())
+        sequence = _Sequence(
+            request, text, StreamBuffer(self._max_unread_characters), self._clock()
+        )
         self._sequences[request.key] = sequence
         task = asyncio.create_task(self._run(sequence), name=f"fake-{request.key}")
         task.add_done_callback(self._ended.discard)

@@ -10,6 +10,7 @@ Nothing here is imported by the agent's own process.
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -403,6 +404,12 @@ def _die_with_parent(parent: int | None) -> None:
         os._exit(0)
 
 
+def _be_the_first_to_go() -> None:
+    """Let the kernel choose this process, not the agent, when memory runs out (P13)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Take standard input and output for ourselves.
 
@@ -526,6 +533,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     _die_with_parent(options.parent)
+    _be_the_first_to_go()
     source, sink = _private_pipes()
     if options.nice:
         os.nice(options.nice)

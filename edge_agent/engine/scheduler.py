@@ -70,17 +70,18 @@ class Pace:
             return Pace(rate)
         return Pace(self.tokens_per_second + _PACE_WEIGHT * (rate - self.tokens_per_second))
 
-    def budget(self, has_decoders: bool, batch_tokens: int) -> int:
+    def budget(self, has_decoders: bool, batch_tokens: int, share_ratio: float = 1.0) -> int:
         """Prompt tokens that the next step may read so that it does not last too long.
 
         Args:
             has_decoders: whether someone waits for the next token of an answer.
             batch_tokens: the most that one call of the decoder takes.
+            share_ratio: of the time, spent in steps; a rest follows each, so steps are shorter.
         """
         if self.tokens_per_second is None:
             return min(FIRST_BUDGET_TOKENS, batch_tokens)
         seconds = STEP_SECONDS_WITH_DECODERS if has_decoders else STEP_SECONDS_ALONE
-        wanted = int(self.tokens_per_second * seconds)
+        wanted = int(self.tokens_per_second * seconds * share_ratio)
         return max(1, min(max(wanted, MIN_BUDGET_TOKENS), batch_tokens))
 
 

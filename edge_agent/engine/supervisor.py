@@ -9,7 +9,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psutil
@@ -42,7 +42,7 @@ from edge_agent.engine.messages import (
     encode_to_child,
 )
 from edge_agent.engine.model_files import ModelFile, describe_model_file
-from edge_agent.engine.stream_buffer import StreamBuffer
+from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure, ModelFileError, UsageError
 
@@ -56,7 +56,7 @@ _MAX_SLOTS: Final = 64
 @dataclass(slots=True)
 class _Stream:
     request: GenerationRequest
-    buffer: StreamBuffer = field(default_factory=StreamBuffer)
+    buffer: StreamBuffer
     has_slot: bool = False
     is_cancelling: bool = False
 
@@ -78,6 +78,7 @@ class SupervisedEngine:
         first_restart_seconds: the pause before the first restart; each further one is twice as
             long.
         max_restart_seconds: the longest pause; a child that lived longer starts the count anew.
+        max_unread_characters: text that a reader may leave waiting before it is given up (S12).
         available: memory that a new process can have, bytes.
 
     Raises:
@@ -94,6 +95,7 @@ class SupervisedEngine:
         close_grace_seconds: float = 1.0,
         first_restart_seconds: float = 1.0,
         max_restart_seconds: float = 60.0,
+        max_unread_characters: int = MAX_UNREAD_CHARACTERS,
         available: Callable[[], int] = available_bytes,
     ) -> None:
         problem = _settings_problem(settings)
@@ -106,6 +108,7 @@ class SupervisedEngine:
         self._close_grace_seconds = close_grace_seconds
         self._first_restart_seconds = first_restart_seconds
         self._max_restart_seconds = max_restart_seconds
+        self._max_unread_characters = max_unread_characters
         self._available = available
         self._child: Child | None = None
         self._model: LoadedModel | None = None
@@ -219,7 +222,7 @@ class SupervisedEngine:
             )
         if not self._streams:
             self._progressed_at = time.monotonic()  # an idle child was not late
-        stream = _Stream(request)
+        stream = _Stream(request, StreamBuffer(self._max_unread_characters))
         self._streams[request.key] = stream
         self._tell(Generate(request))
         return stream

@@ -176,6 +176,7 @@ class Worker:
         self._inbox = inbox
         self._send = send
         self._clock = clock
+        self._share_ratio = cpu_share_ratio
         self._rest_ratio = (1.0 - cpu_share_ratio) / cpu_share_ratio
         self._table = SlotTable.empty(slots, context_tokens)
         self._waiting: collections.OrderedDict[str, Waiting] = collections.OrderedDict()
@@ -251,7 +252,8 @@ class Worker:
             events.add(key, Started())
         has_decoders = any(not sequence.is_reading for _, sequence in self._table.active)
         room = self._model.batch_tokens - len(self._table.sequences)
-        plan = plan_step(self._table, self._pace.budget(has_decoders, room))
+        budget = self._pace.budget(has_decoders, room, self._share_ratio)
+        plan = plan_step(self._table, budget)
         batch, outputs = self._batch_of(plan)
         reading = [self._table.occupant(prefill.slot).key for prefill in plan.prefills]
 

@@ -20,10 +20,11 @@ from edge_agent.engine.base import (
     RejectedError,
     RejectionKind,
     Sampling,
+    SlowReaderError,
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.fake import FakeEngine, FakeSpeeds
+from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure
 
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.anyio
 SLOTS = 2
 CONTEXT_TOKENS = 256
 WAIT_SECONDS = 30.0
+MAX_UNREAD_CHARACTERS = 400
 PROMPT = "The old lighthouse keeper wrote in his diary:"
 
 MakeEngine = Callable[[], InferenceEngine]
@@ -42,10 +44,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def long_answer(prompt: str, seed: int) -> str:
+    return " ".join(fake_answer(prompt, seed + part) for part in range(8))
+
+
 def make_fake() -> InferenceEngine:
     settings = EngineSettings(Path("fake.gguf"), context_tokens=CONTEXT_TOKENS, slots=SLOTS)
     speeds = FakeSpeeds(prefill_rate=20_000.0, decode_rate=500.0, saturated_decode_rate=800.0)
-    return FakeEngine(settings, speeds=speeds, max_queued=4)
+    return FakeEngine(
+        settings,
+        speeds=speeds,
+        max_queued=4,
+        max_unread_characters=MAX_UNREAD_CHARACTERS,
+        answer=long_answer,
+    )
 
 
 def make_llama() -> InferenceEngine:
@@ -54,7 +66,12 @@ def make_llama() -> InferenceEngine:
     if not path.exists():
         pytest.skip(f"there is no {path}; pull the model or set POINTSMAN_TEST_MODELS")
     settings = EngineSettings(path, context_tokens=CONTEXT_TOKENS, slots=SLOTS, threads=2)
-    return SupervisedEngine(settings, max_queued=4, first_restart_seconds=0.1)
+    return SupervisedEngine(
+        settings,
+        max_queued=4,
+        first_restart_seconds=0.1,
+        max_unread_characters=MAX_UNREAD_CHARACTERS,
+    )
 
 
 @pytest.fixture(scope="module", params=["fake", pytest.param("llama", marks=pytest.mark.llama)])
@@ -112,7 +129,7 @@ def account_of(events: list[GenerationEvent]) -> Finished:
 
 async def until(condition: Callable[[], bool]) -> None:
     async def poll() -> None:
-        while not condition():  # noqa: ASYNC110 - an engine has no event for its counts
+        while not condition():
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(poll(), WAIT_SECONDS)
@@ -376,6 +393,25 @@ async def test_many_cancels_at_any_moment_leave_no_slot_held(engine: InferenceEn
         )
         await until(lambda: engine.stats().busy_slots + engine.stats().queued_requests == 0)
     assert account_of(await read_all(engine, request_for("after"))).completion_tokens > 0
+
+
+async def test_a_reader_that_never_reads_is_given_up_with_a_reason(
+    engine: InferenceEngine,
+) -> None:
+    """S12."""
+    stream = engine.generate(request_for("slow", max_tokens=240))
+    await anext(stream)
+    await until(lambda: engine.stats().busy_slots == 0)
+    events: list[GenerationEvent] = []
+
+    async def read() -> None:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401 - what came before the error counts
+
+    with pytest.raises(SlowReaderError):
+        await asyncio.wait_for(read(), WAIT_SECONDS)
+    assert 0 < len(text_of(events)) <= MAX_UNREAD_CHARACTERS
+    assert not any(isinstance(event, Finished) for event in events)
 
 
 async def test_the_work_of_all_requests_adds_up_to_the_busy_time(engine: InferenceEngine) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edge_agent.bench import run_bench
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
@@ -379,6 +380,25 @@ async def drain(stream: AsyncIterator[GenerationEvent]) -> None:
         assert not isinstance(event, Finished)
 
 
+def test_restarting_goes_on_until_the_cause_is_mended(smollm2: Path, tmp_path: Path) -> None:
+    link = tmp_path / "model.gguf"
+    link.symlink_to(smollm2)
+
+    async def scenario() -> None:
+        async with running(settings_for(link)) as engine:
+            pid = engine.child_pid
+            assert pid is not None
+            link.unlink()
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: "missing_file" in (engine.stats().issue or ""))
+            assert not engine.stats().is_ready
+            link.symlink_to(smollm2)
+            await until(lambda: engine.stats().is_ready)
+            assert engine.stats().issue is None
+
+    run(scenario())
+
+
 def test_a_child_that_hangs_is_killed_and_restarted(smollm2: Path) -> None:
     """L17: the process is there, but nothing advances."""
 
@@ -518,6 +538,22 @@ def test_a_file_that_llama_cpp_refuses_is_classified(
         await engine.close()
 
     run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("weights", "least_ratio"), [("smollm2", 1.4), ("gemma3", 2.0)])
+def test_eight_sequences_are_decoded_faster_than_one(
+    weights: str, least_ratio: float, request: pytest.FixtureRequest
+) -> None:
+    settings = settings_for(request.getfixturevalue(weights), slots=8)
+    ratios = []
+    for _ in range(3):  # a neighbour that wakes up in one round spoils it
+        report = asyncio.run(run_bench(settings, rounds=3, seconds=0.8))
+        assert [rate.sequences for rate in report.decode] == [1, 2, 4, 8]
+        ratios.append(report.decode[-1].ratio)
+        if ratios[-1] >= least_ratio:
+            break
+    assert max(ratios) >= least_ratio, ratios
 
 
 def test_a_share_of_the_processor_leaves_the_rest_of_the_time(smollm2: Path) -> None:

@@ -105,13 +105,16 @@ def test_a_reader_that_never_reads_is_cancelled_and_frees_its_slot() -> None:
     """S12."""
 
     async def scenario() -> None:
-        engine = FakeEngine(settings(slots=1), answer=lambda prompt, seed: "word " * 20_000)
+        engine = FakeEngine(
+            settings(slots=1),
+            answer=lambda prompt, seed: "word " * 400,
+            max_unread_characters=1000,
+        )
         await engine.load()
-        request = GenerationRequest("slow", "hi", Sampling(max_tokens=10_000))
-        engine.settings = EngineSettings(Path("fake.gguf"), context_tokens=100_000, slots=1)
+        request = GenerationRequest("slow", "hi", Sampling(max_tokens=400))
         stream = engine.generate(request)
         await anext(stream)
-        while engine.stats().busy_slots:  # noqa: ASYNC110 - steps of the fake, not time
+        while engine.stats().busy_slots:
             await asyncio.sleep(0)
         with pytest.raises(SlowReaderError):
             assert not [event async for event in stream if isinstance(event, Finished)]

@@ -89,6 +89,7 @@ def test_a_budget_is_always_possible(rate: float, has_decoders: bool, batch: int
 def test_a_step_is_shorter_while_others_wait_for_their_next_token() -> None:
     pace = Pace(1000.0)
     assert MIN_BUDGET_TOKENS <= pace.budget(True, 512) < pace.budget(False, 512)
+    assert pace.budget(False, 512, share_ratio=0.25) < pace.budget(False, 512) / 2
 
 
 def test_the_pace_follows_what_was_measured() -> None:
