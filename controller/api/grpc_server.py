@@ -1,5 +1,6 @@
 """The gRPC server: services, health, reflection, keep-alive and the guard against bad messages."""
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -88,7 +89,11 @@ class UnreadableMessageInterceptor(grpc.aio.ServerInterceptor):
             async def answer_stream(request: Any, context: Any) -> Any:
                 if isinstance(request, _Unreadable):
                     await _refuse(context, request)
-                async for response in stream(request, context):
+                answering = stream(request, context)
+                if not inspect.isasyncgen(answering):  # it writes to the context, as Watch does
+                    await answering
+                    return
+                async for response in answering:
                     yield response
 
             return grpc.unary_stream_rpc_method_handler(

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from controller.fleet.convert import BadReportError
 from controller.fleet.links import NodeLink
@@ -34,6 +35,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             first = await asyncio.wait_for(anext(request_iterator), _HELLO_SECONDS)
         except (asyncio.TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message is Hello")
+        except DecodeError as error:
+            why = f"the message cannot be read ({error}); text must be valid UTF-8"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message is Hello")
         try:
@@ -65,7 +69,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             async for message in request_iterator:
                 self._sessions.receive(link, message, instance_id)
             why = "the agent closed the stream"
-        except BadReportError as error:
+        except (BadReportError, DecodeError) as error:
             why = f"bad report: {error}"
         except asyncio.CancelledError:
             raise
