@@ -16,8 +16,11 @@ from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 DEFAULT_SECONDS: Final = 60.0
 """Time limit when the budget names none."""
 
-INCUMBENT_SECONDS: Final = 0.1
+INCUMBENT_EVALUATIONS: Final = 200_000
 """What the memetic search gets for the assignment whose J cuts the programme down."""
+
+OPTIMAL_WITHIN: Final = 1e-6
+"""Gap of J that HiGHS's own tolerances leave open."""
 
 _TOLERANCE: Final = 1e-9
 
@@ -34,7 +37,7 @@ class ExactSolution:
         assignment: int64[R]; the better of HiGHS's and the memetic search's.
         objective: its J.
         lower_bound: proven; equals `objective` when `is_optimal`.
-        is_optimal: proven within a relative gap of 1e-7.
+        is_optimal: proven, up to `OPTIMAL_WITHIN`.
         variables: binaries left after the incumbent had cut the programme down.
         seconds: taken by HiGHS.
     """
@@ -88,14 +91,14 @@ def solve_exactly(
     costs, bounds, rows, _ = scalarise(problem)
     incumbent = (
         policy_named("memetic")
-        .decide(problem, rng, Budget(seconds=None, max_evaluations=200_000))
+        .decide(problem, rng, Budget(seconds=None, max_evaluations=INCUMBENT_EVALUATIONS))
         .assignment
     )
     if not rows.size:
         return ExactSolution(incumbent, 0.0, 0.0, True, 0, 0.0)
     best_j = _objective(problem, incumbent, bounds)
     started = time.monotonic()
-    found, dual, variables = _solve(costs, best_j, seconds)
+    found, dual, variables = solve_programme(costs, best_j, seconds)
     elapsed = time.monotonic() - started
     best = incumbent
     if found is not None:
@@ -109,7 +112,7 @@ def solve_exactly(
         assignment=best,
         objective=best_j,
         lower_bound=dual,
-        is_optimal=bool(best_j - dual <= 1e-7 * max(1.0, abs(best_j))),
+        is_optimal=bool(best_j - dual <= OPTIMAL_WITHIN * max(1.0, abs(best_j))),
         variables=variables,
         seconds=elapsed,
     )
@@ -119,8 +122,23 @@ def _objective(problem: RoutingProblem, assignment: IntArray, bounds: FloatArray
     return float(objectives(problem, evaluate(problem, assignment[None, :]), bounds)[0])
 
 
-def _solve(costs: Costs, cutoff: float, seconds: float) -> tuple[IntArray | None, float, int]:
-    """The assignment or None, the dual bound, and how many binaries were left."""
+def solve_programme(
+    costs: Costs, cutoff: float, seconds: float
+) -> tuple[IntArray | None, float, int]:
+    """Give the programme to HiGHS.
+
+    Args:
+        costs: the weighed problem.
+        cutoff: J above which no assignment is wanted; a great number wants all.
+        seconds: time limit.
+
+    Returns:
+        The assignment of the rows of `costs`, or None when HiGHS has none; the dual bound; how
+        many binaries there were.
+
+    Raises:
+        SolverMissing: SciPy is not installed.
+    """
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

@@ -6,23 +6,33 @@ the policy's name, its object a callable without arguments that returns a `Routi
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any, Final
 
 import numpy as np
 
 from controller.routing.policy import Budget, RoutingPolicy
-from controller.routing.problem import Normalisation, RoutingProblem
+from controller.routing.problem import Normalisation, ProblemMetadata, RoutingProblem
 
 ENTRY_POINT_GROUP: Final = "pointsman.policies"
 
-# By module and class, not by object: most policies import Numba, and naming them must not.
+# By module and attribute, not by object: most policies import Numba, and naming them must not.
 _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "memetic": ("memetic.algorithm", "MemeticPolicy"),
     "cema": ("memetic.paper", "CemaPolicy"),
     "round-robin": ("baselines.round_robin", "RoundRobinPolicy"),
     "least-loaded": ("baselines.least_loaded", "LeastLoadedPolicy"),
+    "random": ("baselines.uniform", "RandomPolicy"),
+    "cloud-only": ("baselines.placement", "cloud_only"),
+    "edge-only": ("baselines.placement", "edge_only"),
+    "high-accuracy": ("baselines.high_accuracy", "HighAccuracyPolicy"),
+    "fastest": ("baselines.fastest", "FastestPolicy"),
+    "uniroute": ("baselines.uniroute", "UniRoutePolicy"),
+    "uniroute-fair": ("baselines.uniroute", "uniroute_fair"),
+    "routellm": ("baselines.routellm", "RouteLlmPolicy"),
+    "optllm": ("baselines.optllm", "OptLlmPolicy"),
+    "greedy-reward": ("baselines.greedy_reward", "GreedyRewardPolicy"),
     "exact": ("exact", "ExactPolicy"),
 }
 
@@ -80,8 +90,8 @@ def policy_named(name: str) -> RoutingPolicy:
     raise UnknownPolicy(name, policy_names())
 
 
-def warm_up() -> None:
-    """Compile everything that the serving policies use, or read it from the cache.
+def warm_up(names: Iterable[str] = SERVING_POLICIES) -> None:
+    """Compile everything that these policies use, or read it from the cache.
 
     Takes up to a minute the first time on a machine and under a second later. Call it before
     the first batch, or that batch waits for the compiler.
@@ -98,9 +108,10 @@ def warm_up() -> None:
         feasible=np.ones((3, 2), dtype=np.bool_),
         weights=np.full(4, 0.25),
         normalisation=Normalisation.PAYOFF,
+        metadata=ProblemMetadata(node_is_edge=np.array([True, False]), model_of=np.array([0, 1])),
     )
     budget = Budget(seconds=None, max_evaluations=50)
-    for name in SERVING_POLICIES:
+    for name in names:
         policy_named(name).decide(problem, np.random.default_rng(0), budget)
 
 

@@ -36,6 +36,7 @@ class ProblemError(ValueError):
     ├── MalformedArray      wrong shape, dtype, or an index that points nowhere
     ├── InvalidValue        NaN, an infinity, a negative time, a quality outside 0..1
     ├── InvalidWeights      negative, or not summing to 1
+    ├── MissingMetadata     a policy needs an optional array that the problem lacks
     └── UnreadableProblem   not a problem file, or of a newer format
     """
 
@@ -58,6 +59,20 @@ class InvalidValue(ProblemError):
 
 class InvalidWeights(ProblemError):
     """The weights are not four shares of 1."""
+
+
+class MissingMetadata(ProblemError):
+    """A policy looks at something that this problem does not say.
+
+    Attributes:
+        policy: who looks.
+        array: the optional array it needs.
+    """
+
+    def __init__(self, policy: str, array: str) -> None:
+        self.policy = policy
+        self.array = array
+        super().__init__(f"policy {policy!r} needs the array {array}, which this problem lacks")
 
 
 class UnreadableProblem(ProblemError):

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.routing.policy import UNASSIGNED, Budget, Decision
+from controller.routing.baselines.one_by_one import least_loaded, send_each
+from controller.routing.policy import Budget, Decision
 from controller.routing.problem import RoutingProblem
 
 
@@ -21,16 +22,6 @@ class LeastLoadedPolicy:
 
     def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
         """Assign in one pass; the budget is never needed."""
-        del rng
-        assignment = np.full(problem.n_requests, UNASSIGNED, dtype=np.int64)
-        backlog = problem.backlog_seconds.copy()
-        for r in range(problem.n_requests):
-            feasible = np.flatnonzero(problem.feasible[r])
-            if not feasible.size:
-                continue
-            waiting = backlog[problem.node_of[feasible]]
-            work = problem.work_seconds[r, feasible]
-            chosen = int(feasible[np.lexsort((feasible, work, waiting))[0]])
-            assignment[r] = chosen
-            backlog[problem.node_of[chosen]] += problem.work_seconds[r, chosen]
-        return Decision(assignment, evaluations=int(problem.feasible.sum()))
+        return send_each(
+            problem, lambda r, feasible, backlog: least_loaded(problem, r, feasible, backlog)
+        )

@@ -54,6 +54,7 @@ def random_problem(
         feasible=feasible,
         weights=np.array(weights),
         normalisation=normalisation,
+        metadata=_metadata(rng, n_nodes, n_destinations),
     )
 
 
@@ -78,6 +79,16 @@ def coarse_problem(
         feasible=rng.random(shape) < 0.8,
         weights=weights / weights.sum(),
         normalisation=list(Normalisation)[int(rng.integers(3))],
+        metadata=_metadata(rng, n_nodes, n_destinations),
+    )
+
+
+def _metadata(rng: np.random.Generator, n_nodes: int, n_destinations: int) -> ProblemMetadata:
+    model_of = rng.integers(0, 3, n_destinations)
+    return ProblemMetadata(
+        node_is_edge=rng.random(n_nodes) < 0.5,
+        model_of=model_of,
+        parameters_billions=np.array([0.6, 4.0, 20.0])[model_of],
     )
 
 

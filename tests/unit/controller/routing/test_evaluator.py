@@ -17,7 +17,7 @@ from controller.routing.objective import (
     single_term_assignments,
 )
 from controller.routing.policy import UNASSIGNED
-from controller.routing.problem import Normalisation, RoutingProblem
+from controller.routing.problem import Normalisation, ProblemMetadata, RoutingProblem
 from controller.routing.queueing import finish_seconds, node_completion_seconds
 from tests.unit.controller.routing.problems import (
     every_assignment,
@@ -125,7 +125,7 @@ def test_serial_simulation_is_fifo_and_ends_at_the_bound(problem: RoutingProblem
         network_seconds=np.zeros_like(problem.network_seconds),
         node_of=np.zeros(problem.n_destinations, dtype=np.int64),
         backlog_seconds=problem.backlog_seconds[:1],
-        metadata=replace(problem.metadata, slots=np.ones(problem.n_destinations, dtype=np.int64)),
+        metadata=ProblemMetadata(slots=np.ones(problem.n_destinations, dtype=np.int64)),
     )
     chosen = np.zeros(problem.n_requests, dtype=np.int64)
     expected = serial.backlog_seconds[0] + np.cumsum(serial.work_seconds[:, 0])

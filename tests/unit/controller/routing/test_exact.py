@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from controller.routing.exact import SolverMissing, solve_exactly
+from controller.routing.exact import SolverMissing, solve_exactly, solve_programme
+from controller.routing.objective import scalarise
 from controller.routing.problem import RoutingProblem
 from tests.unit.controller.routing.problems import (
     least_objective,
@@ -30,13 +31,10 @@ def test_small_problems_are_solved_to_the_optimum_by_trying_everything(
 
 def test_programme_without_an_incumbent_to_cut_it_down_has_the_same_optimum() -> None:
     """The cut-off is what the result must not depend on."""
-    from controller.routing.exact import _solve
-    from controller.routing.objective import scalarise
-
     for seed in range(6):
         problem = random_problem(seed, 8, 3, 2, serial=seed % 2 == 0)
         costs = scalarise(problem).costs
-        found, dual, _ = _solve(costs, 1e6, 30.0)
+        found, dual, _ = solve_programme(costs, 1e6, 30.0)
         assert found is not None
         expected = solve_exactly(problem, np.random.default_rng(0)).objective
         assert objective_of(problem, found) == pytest.approx(expected, abs=1e-6)
