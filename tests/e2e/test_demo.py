@@ -69,7 +69,7 @@ def test_interrupted_demo_leaves_nothing_behind(cache: Path) -> None:
         if line.startswith("Agent jetson"):
             break
     deadline = time.monotonic() + 60
-    while not any("--node-id jetson" in line for line in our_processes(cache)):
+    while not any("jetson.toml" in line for line in our_processes(cache)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
