@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +72,11 @@ class RunningAgent:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=10)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, by itself or not."""
+        return self._task is None or self._task.done()
+
     async def status(self) -> StatusObject:
         return await ask_status(self.settings.socket_path)
 
@@ -84,7 +89,7 @@ class RunningFleet:
     client: Client
     folder: Path
     stop_controller: asyncio.Event
-    _stack: AsyncExitStack
+    _agents: list[RunningAgent] = field(default_factory=list)
 
     async def add_agent(
         self,
@@ -93,22 +98,31 @@ class RunningFleet:
         make_engine: Callable[[EngineSettings], FakeEngine] = FakeEngine,
         kind: str = "edge",
         wait: bool = True,
+        drain_seconds: float = 2.0,
     ) -> RunningAgent:
         agent = RunningAgent(
             AgentSettings(
                 node_id=node_id,
                 kind=kind,
                 data_dir=self.folder / node_id,
-                drain_seconds=2.0,
+                drain_seconds=drain_seconds,
                 controller=ControllerSettings(self.listening.grpc_address, insecure=True),
                 models=models,
             )
         )
         agent.start(make_engine)
-        self._stack.push_async_callback(agent.kill)
+        self.adopt(agent)
         if wait:
             await self.wait_for_state(node_id, "ready")
         return agent
+
+    def adopt(self, agent: RunningAgent) -> None:
+        """End this agent, too, when the fleet ends."""
+        self._agents.append(agent)
+
+    def leave_running(self, agent: RunningAgent) -> None:
+        """Do not end this agent when the fleet ends."""
+        self._agents.remove(agent)
 
     async def nodes(self) -> dict[str, admin_pb2.NodeStatus]:
         response = await self.client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=5)
@@ -181,12 +195,13 @@ async def running_fleet(
     if task.done():
         await task
     listening = ready.result()
+    running: RunningFleet | None = None
     try:
-        async with (
-            connected(Connection(listening.grpc_address, True, None)) as client,
-            AsyncExitStack() as stack,
-        ):
-            yield RunningFleet(listening, client, folder, stop, stack)
+        async with connected(Connection(listening.grpc_address, True, None)) as client:
+            running = RunningFleet(listening, client, folder, stop)
+            yield running
     finally:
+        for agent in running._agents if running else ():
+            await agent.kill()
         stop.set()
         await asyncio.wait_for(task, 15)

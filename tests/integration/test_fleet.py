@@ -1,17 +1,23 @@
 """Controller and agents over real gRPC in one event loop, with fake engines."""
 
 import asyncio
+import itertools
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import grpc
 import pytest
 
+from controller.config import BatchingSettings
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.fake import FakeEngine, FakeSpeeds
+from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
+from edge_agent.errors import EngineError, EngineFailure
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
-from tests.fakes.fleet import infer_request, running_fleet
+from tests.fakes.fleet import RunningAgent, RunningFleet, infer_request, running_fleet
+from tests.fakes.waiting import until
 
 
 def slow(settings: EngineSettings) -> FakeEngine:
@@ -196,5 +202,239 @@ def test_status_answers_with_the_controller_away(tmp_path: Path) -> None:
             assert status["state"] == "degraded"
             assert status["models"][0]["phase"] == "ready"
             assert any("controller_unreachable" in issue for issue in status["issues"])
+
+    asyncio.run(scenario())
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+async def nothing_is_held(fleet: RunningFleet, *agents: RunningAgent) -> None:
+    """Wait until no slot, no order and no claim is left anywhere."""
+    for agent in agents:
+        stats = agent.engines[-1].stats
+        await until(lambda stats=stats: not stats().busy_slots and not stats().queued_requests)
+    with anyio.fail_after(10):
+        while True:
+            running = [(await agent.status())["requests"]["running"] for agent in agents]
+            nodes = (await fleet.nodes()).values()
+            claims = [(node.inflight_requests, node.backlog_seconds) for node in nodes]
+            if set(running) <= {0} and set(claims) <= {(0, 0.0)}:
+                return
+            await asyncio.sleep(0.02)
+
+
+def test_two_hundred_requests_at_once_all_end_and_leave_nothing_behind(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            agents = [await fleet.add_agent(name) for name in ("a", "b", "c")]
+            answers = await asyncio.gather(
+                *(fleet.infer(f"Question {i}?", seed=i) for i in range(200))
+            )
+            assert [text for text, _ in answers] == [
+                fake_answer(f"Question {i}?", i) for i in range(200)
+            ]
+            assert len({account.request_id for _, account in answers}) == 200
+            await nothing_is_held(fleet, *agents)
+            nodes = await fleet.nodes()
+            assert sum(node.completed_requests for node in nodes.values()) == 200
+            assert sum(node.failed_requests for node in nodes.values()) == 0
+            assert all(node.completed_requests > 20 for node in nodes.values())
+
+    asyncio.run(scenario())
+
+
+def test_two_clients_of_one_model_take_turns_and_never_see_each_others_text(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            await fleet.add_agent("a", make_engine=slow)
+            turns: list[int] = []
+            texts = ["", ""]
+
+            async def stream(client: int) -> None:
+                request = infer_request(f"Client {client} asks.", seed=client)
+                async for event in fleet.client.router.Infer(request, timeout=20):
+                    if event.WhichOneof("event") == "text":
+                        texts[client] += event.text.text
+                        turns.append(client)
+
+            await asyncio.gather(stream(0), stream(1))
+            assert texts == [fake_answer(f"Client {client} asks.", client) for client in (0, 1)]
+            changes = sum(one != other for one, other in itertools.pairwise(turns))
+            assert changes > len(turns) / 4
+
+    asyncio.run(scenario())
+
+
+# -- clients that leave ----------------------------------------------------------------------------
+
+
+def test_five_hundred_cancels_at_any_moment_leave_no_slot_taken(tmp_path: Path) -> None:
+    """Case R16."""
+
+    def quick(settings: EngineSettings) -> FakeEngine:
+        speeds = FakeSpeeds(prefill_rate=2000.0, decode_rate=2000.0, saturated_decode_rate=4000.0)
+        return FakeEngine(settings, speeds=speeds)
+
+    async def scenario() -> None:
+        rng = random.Random(16)
+        batching = BatchingSettings(window_seconds=0.02, quiet_seconds=0.005)
+        async with running_fleet(tmp_path, batching) as fleet:
+            agents = [await fleet.add_agent(name, make_engine=quick) for name in ("a", "b")]
+            endings: dict[str, int] = {}
+
+            async def leave_sometime() -> None:
+                call = fleet.client.router.Infer(infer_request("Go on.", max_tokens=40), timeout=20)
+                asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.15), call.cancel)
+                ending = "nothing"
+                try:
+                    async for event in call:
+                        ending = event.WhichOneof("event") or ""
+                except asyncio.CancelledError:
+                    pass
+                endings[ending] = endings.get(ending, 0) + 1
+
+            for _ in range(20):
+                await asyncio.gather(*(leave_sometime() for _ in range(25)))
+            assert sum(endings.values()) == 500
+            # They left at every stage of an answer, or this test has shown little.
+            assert {"nothing", "admitted", "routed", "text"} & endings.keys() >= {
+                "admitted",
+                "text",
+            }
+            await nothing_is_held(fleet, *agents)
+            text, _ = await fleet.infer("And now?")
+            assert text
+
+    asyncio.run(scenario())
+
+
+def test_client_that_leaves_while_its_window_is_open_is_never_dispatched(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        batching = BatchingSettings(window_seconds=30.0, quiet_seconds=0.0)
+        async with running_fleet(tmp_path, batching) as fleet:
+            agents = [await fleet.add_agent(name) for name in ("a", "b")]
+            request = infer_request("Go on.")
+            request.request.request_id = "leaver"
+            call = fleet.client.router.Infer(request, timeout=20)
+            events = aiter(call)
+            assert (await anext(events)).WhichOneof("event") == "admitted"
+            explain = router_pb2.ExplainRequest(request_id="leaver")
+            assert (await fleet.client.router.Explain(explain, timeout=5)).state == "waiting"
+            call.cancel()
+            with anyio.fail_after(5):
+                while (await fleet.client.router.Explain(explain, timeout=5)).state == "waiting":
+                    await asyncio.sleep(0.01)
+            explained = await fleet.client.router.Explain(explain, timeout=5)
+            assert explained.state == "cancelled"
+            assert not explained.HasField("decision")
+            await nothing_is_held(fleet, *agents)
+            assert all(not agent.engines[0].stats().busy_seconds_total for agent in agents)
+
+    asyncio.run(scenario())
+
+
+# -- nodes that fail -------------------------------------------------------------------------------
+
+
+async def stream_until(
+    fleet: RunningFleet, pieces: int, then: Callable[[], object], events: list[str]
+) -> None:
+    """Read an answer to its end, and do something after so many pieces of text."""
+    async for event in fleet.client.router.Infer(infer_request("Go on."), timeout=20):
+        kind = event.WhichOneof("event") or ""
+        events.append(kind)
+        if kind == "text" and events.count("text") == pieces:
+            then()
+
+
+def test_engine_that_crashes_while_it_streams_never_looks_finished(tmp_path: Path) -> None:
+    """Case S5; case S4: the others see an error that they may retry, and the agent goes on."""
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            agent = await fleet.add_agent("a", make_engine=slow)
+            events: list[str] = []
+            crash = EngineError(EngineFailure.CRASHED, "died by signal 9")
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stream_until(fleet, 3, lambda: agent.engines[0].fail(crash), events)
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "signal 9" in (failure.value.details() or "")
+            assert "account" not in events
+            await fleet.wait_for_state("a", "loading")
+            agent.engines[0].recover()
+            await fleet.wait_for_state("a", "ready")
+            _, account = await fleet.infer()
+            assert account.node_id == "a"
+
+    asyncio.run(scenario())
+
+
+def test_answer_that_outlasts_its_stopping_node_never_looks_finished(tmp_path: Path) -> None:
+    """Case S5: 1. an answer streams; 2. its agent stops; 3. the drain's time is over first."""
+
+    def very_slow(settings: EngineSettings) -> FakeEngine:
+        return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=5.0))
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            agent = await fleet.add_agent("a", make_engine=very_slow, drain_seconds=0.1)
+            events: list[str] = []
+            stopping: list[asyncio.Task[None]] = []
+
+            def stop() -> None:
+                stopping.append(asyncio.create_task(agent.stop()))
+
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stream_until(fleet, 1, stop, events)
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "account" not in events
+            await asyncio.gather(*stopping)
+
+    asyncio.run(scenario())
+
+
+# -- a controller that goes ------------------------------------------------------------------------
+
+
+def test_agents_find_a_restarted_controller_by_themselves(tmp_path: Path) -> None:
+    """Cases L7 and L10: nobody restarts an agent, and ids that it knows are answered again."""
+
+    async def scenario() -> None:
+        request = infer_request("Who are you?", seed=1)
+        request.request.request_id = "the same before and after"
+
+        async def answer(fleet: RunningFleet) -> str:
+            text = ""
+            async for event in fleet.client.router.Infer(request, timeout=20):
+                text += event.text.text
+            return text
+
+        async with running_fleet(tmp_path) as first:
+            address = first.listening.grpc_address
+            agent = await first.add_agent("a")
+            first.leave_running(agent)
+            assert await answer(first) == fake_answer("Who are you?", 1)
+        await until(lambda: not agent.is_done)
+        async with running_fleet(tmp_path, listen=address) as second:
+            second.adopt(agent)
+            await second.wait_for_state("a", "ready")
+            assert await answer(second) == fake_answer("Who are you?", 1)
+            assert len(agent.engines) == 1
+            assert (await agent.status())["state"] == "ready"
+
+    asyncio.run(scenario())
+
+
+def test_stopping_everything_leaks_no_task(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        before = asyncio.all_tasks()
+        async with running_fleet(tmp_path) as fleet:
+            agent = await fleet.add_agent("a")
+            await fleet.infer()
+            await agent.stop()
+        await until(lambda: asyncio.all_tasks() == before)
 
     asyncio.run(scenario())
