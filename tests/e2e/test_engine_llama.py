@@ -1,5 +1,6 @@
 """The engine with real weights: llama.cpp in its child process."""
 
+import array
 import asyncio
 import contextlib
 import json
@@ -194,16 +195,17 @@ def test_eight_streams_of_one_model_come_out_as_they_do_alone(smollm2: Path) -> 
 
 
 LOGITS_PROGRAM = """
-import json, sys
+import array, json, sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
 from edge_agent.engine.llama_cpp import LlamaModel, logits_of
 path, texts = Path(sys.argv[1]), json.loads(sys.argv[2])
 settings = EngineSettings(path, context_tokens=256, slots=len(texts), threads=2)
-prompts = [LlamaModel(settings).tokenise(text) for text in texts]
-rows = {name: logits_of(settings, prompts, together=name == "together")
-        for name in ("alone", "together")}
-json.dump(rows, sys.stdout)
+model = LlamaModel(settings)
+prompts = [model.tokenise(text) for text in texts]
+for together in (False, True):
+    for row in logits_of(settings, prompts, together=together):
+        print(array.array("f", row).tobytes().hex())
 """
 
 LOGITS_TEXTS = ["Once upon a time", "The capital of France is", "1 2 3 4 5 6", "Dear Sir,"]
@@ -219,8 +221,9 @@ def logits(path: Path, texts: list[str]) -> tuple[list[list[float]], list[list[f
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    return rows["alone"], rows["together"]
+    rows = [list(array.array("f", bytes.fromhex(line))) for line in done.stdout.splitlines()]
+    assert len(rows) == 2 * len(texts)
+    return rows[: len(texts)], rows[len(texts) :]
 
 
 def largest_difference(one: list[float], other: list[float]) -> float:
