@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-
 if TYPE_CHECKING:  # `status` needs neither, and should start fast
     from edge_agent.bench import BenchReport
     from edge_agent.doctor import Finding
