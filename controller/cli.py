@@ -573,6 +573,137 @@ def set_policy(target: _Target, name: str, weights: str | None, normalisation: s
         )
 
 
+# -- research -------------------------------------------------------------------------------------
+
+
+@main.group()
+def problem() -> None:
+    """Files of one routing decision; docs/problem-format.md describes them."""
+
+
+@problem.command()
+@click.option("--requests", type=int, required=True, help="R, requests of the batch.")
+@click.option("--nodes", type=int, required=True, help="N, nodes of the fleet.")
+@click.option("--models-per-node", type=int, default=1, show_default=True)
+@click.option(
+    "--queue", type=click.Choice(["serial", "batched"]), default="batched", show_default=True
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="A .npz file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sample(
+    requests: int,
+    nodes: int,
+    models_per_node: int,
+    queue: str,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Write a made-up problem with the statistics of real fleets and workloads."""
+    from controller.bench.sample import QueueModel, sample_problem
+    from controller.routing.problem import save_problem
+
+    try:
+        made = sample_problem(requests, nodes, models_per_node, QueueModel(queue), seed).problem
+        save_problem(made, out)
+    except ValueError as error:
+        raise Wrong(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{out}: {error.strerror}") from error
+    size = {"requests": made.n_requests, "destinations": made.n_destinations, "nodes": made.n_nodes}
+    if as_json:
+        click.echo(json.dumps({"file": str(out), **size}))
+    else:
+        click.echo(f"{out}: {size['requests']} requests, {size['destinations']} destinations")
+
+
+@main.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--policy", "policy_name", default="memetic", show_default=True)
+@click.option("--budget-ms", type=float, help="How long the policy may think.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_json: bool) -> None:
+    """Decide the problem in FILE."""
+    from controller.bench.solve import solve as solve_problem
+    from controller.routing.exact import SolverMissing
+    from controller.routing.policies import BrokenPolicy, UnknownPolicy
+    from controller.routing.problem import load_problem
+
+    try:
+        budget = None if budget_ms is None else budget_ms / 1000.0
+        report = solve_problem(load_problem(file), policy_name, budget, seed)
+    except (UnknownPolicy, ValueError) as error:
+        raise Wrong(str(error)) from error
+    except (SolverMissing, BrokenPolicy) as error:
+        raise CommandFailedError(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{file}: {error.strerror}") from error
+    found = report.as_json()
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    bound = "none" if found["lower_bound"] is None else f"{found['lower_bound']:.6f}"
+    click.echo(
+        f"{found['policy']}: J {found['objective']:.6f} (lower bound {bound}), quality loss "
+        f"{found['quality_loss']:.4g}, {found['cost_usd']:.4g} USD, "
+        f"{found['energy_joules']:.4g} J, done in {found['completion_seconds']:.4g} s; "
+        f"{found['decision_milliseconds']:.2f} ms"
+    )
+
+
+@main.group()
+def bench() -> None:
+    """Measure parts of the controller."""
+
+
+@bench.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--size", "sizes", multiple=True, help="RxD such as 30x88; all nine by default.")
+@click.option("--policy", "policies", multiple=True, help="Only this policy; may be given again.")
+@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--reference-seconds",
+    type=click.FloatRange(min=0.1),
+    default=10.0,
+    show_default=True,
+    help="For the exact or best known solution of each problem.",
+)
+def routing(
+    as_json: bool,
+    sizes: tuple[str, ...],
+    policies: tuple[str, ...],
+    seeds: int,
+    reference_seconds: float,
+) -> None:
+    """Measure every policy's J, distance to the best known and the bound, and time."""
+    from controller.bench.routing import SIZES, bench_routing, rows_as_json
+    from controller.render import print_bench_rows
+    from controller.routing.policies import UnknownPolicy
+
+    known = {size.name: size for size in SIZES}
+    unknown = [name for name in sizes if name not in known]
+    if unknown:
+        raise Wrong(f"no size {', '.join(unknown)}; there are: {', '.join(known)}")
+    try:
+        rows = bench_routing(
+            sizes=[known[name] for name in sizes] or SIZES,
+            policies=policies or None,
+            seeds=seeds,
+            reference_seconds=reference_seconds,
+            progress=lambda line: click.echo(line, err=True),
+        )
+    except UnknownPolicy as error:
+        raise Wrong(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"rows": rows_as_json(rows)}))
+    else:
+        print_bench_rows(rows)
+
+
 # -- demo -----------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,16 @@
 """Tables for people."""
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+
+if TYPE_CHECKING:  # it brings the compiler, which no other table needs
+    from controller.bench.routing import BenchRow
 
 
 def _console(stderr: bool = False) -> Console:
@@ -152,6 +157,29 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
         )
     console = _console()
     console.print(table if response.nodes else "No node has connected yet.")
+
+
+def print_bench_rows(rows: "Sequence[BenchRow]") -> None:
+    """The routing benchmark."""
+    table = Table()
+    columns = "size,queue,policy,J,% above best,worst %,% above bound,own bound %,p50 ms,p95 ms"
+    for name in columns.split(","):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        own = row.own_bound_gap_percent
+        table.add_row(
+            row.size,
+            row.queue,
+            row.policy,
+            f"{row.objective:.4f}",
+            f"{row.gap_percent:.3f}",
+            f"{row.worst_gap_percent:.3f}",
+            f"{row.bound_gap_percent:.3f}",
+            "-" if own is None else f"{own:.3f}",
+            f"{row.decision_milliseconds_p50:.2f}",
+            f"{row.decision_milliseconds_p95:.2f}",
+        )
+    _console().print(table)
 
 
 def print_policy(response: admin_pb2.GetPolicyResponse) -> None:

@@ -26,7 +26,13 @@ from controller.ids import BatchId, NodeId
 from controller.routing.evaluator import evaluate, evaluate_one
 from controller.routing.formulation import FormulatedBatch, formulate
 from controller.routing.objective import bounds_of, objectives
-from controller.routing.policies import UnknownPolicy, policy_named, policy_names, warm_up
+from controller.routing.policies import (
+    BrokenPolicy,
+    UnknownPolicy,
+    policy_named,
+    policy_names,
+    warm_up,
+)
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
 from controller.routing.problem import Normalisation, RoutingProblem
 from controller.routing.queueing import finish_seconds
@@ -34,6 +40,8 @@ from controller.routing.queueing import finish_seconds
 log = structlog.get_logger()
 
 FALLBACK_POLICY: Final = "least-loaded"
+
+OFFLINE_POLICY: Final = "exact"
 
 _OVERRUN_SECONDS: Final = 2.0
 """How far a policy may overrun before nobody waits for it any more."""
@@ -79,8 +87,8 @@ class Decider:
 
     @property
     def available_policies(self) -> tuple[str, ...]:
-        """Names that `choose` takes."""
-        return policy_names()
+        """Names that `choose` takes: all but the offline reference, which may take a minute."""
+        return tuple(name for name in policy_names() if name != OFFLINE_POLICY)
 
     def choose(
         self, policy: str | None, weights: Weights | None, normalisation: str | None
@@ -196,9 +204,14 @@ def _new_threads() -> ThreadPoolExecutor:
 
 
 def _policy(name: str) -> RoutingPolicy:
+    if name == OFFLINE_POLICY:
+        raise UnknownPolicyError(
+            f"{name!r} is the offline reference and does not serve; use it with "
+            "`edge-controller solve`."
+        )
     try:
         return policy_named(name)
-    except UnknownPolicy as error:
+    except (UnknownPolicy, BrokenPolicy) as error:
         raise UnknownPolicyError(str(error)) from error
 
 
