@@ -64,15 +64,17 @@ def test_interrupted_demo_leaves_nothing_behind(cache: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("Agent jetson"):
-            break
-    deadline = time.monotonic() + 60
-    while not any("jetson.toml" in line for line in our_processes(cache)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
-    process.communicate(timeout=60)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("Agent jetson"):
+                break
+        deadline = time.monotonic() + 60
+        while not any("jetson.toml" in line for line in our_processes(cache)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+        process.communicate(timeout=60)
     assert process.returncode == 1
     assert our_processes(cache) == []
