@@ -127,7 +127,10 @@ class Decider:
         Raises:
             NoDestinationError: nobody is there.
         """
-        return await self._decide(requests, snapshot, excluded_nodes, self._policy, self._choice)
+        rng = np.random.default_rng(self._rng.integers(2**63))
+        return await self._decide(
+            requests, snapshot, excluded_nodes, self._policy, self._choice, rng
+        )
 
     async def dry_run(
         self,
@@ -136,7 +139,7 @@ class Decider:
         policy: str | None,
         weights: Weights | None,
     ) -> tuple[BatchDecision, list[Placement]]:
-        """Decide a batch and change nothing: policies that keep a place keep theirs.
+        """Decide a batch and change nothing: what is decided later does not depend on it.
 
         Raises:
             UnknownPolicyError: no policy has this name.
@@ -144,7 +147,8 @@ class Decider:
         """
         fresh = _policy(policy or self._choice.policy)
         choice = replace(self._choice, policy=fresh.name, weights=weights or self._choice.weights)
-        return await self._decide(requests, snapshot, (), fresh, choice)
+        rng = np.random.default_rng(self._settings.seed)
+        return await self._decide(requests, snapshot, (), fresh, choice, rng)
 
     async def _decide(
         self,
@@ -153,11 +157,11 @@ class Decider:
         excluded_nodes: Sequence[Collection[NodeId]],
         policy: RoutingPolicy,
         choice: PolicyChoice,
+        rng: np.random.Generator,
     ) -> tuple[BatchDecision, list[Placement]]:
         started = time.perf_counter()
         if not snapshot.destinations:
             raise NoDestinationError("No node with a loaded model is connected; start an agent.")
-        rng = np.random.default_rng(self._rng.integers(2**63))
         loop = asyncio.get_running_loop()
         batch = await loop.run_in_executor(
             self._threads, _formulate, requests, snapshot, choice, excluded_nodes
