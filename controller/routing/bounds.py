@@ -37,6 +37,9 @@ FIRST_INTERVALS: Final = 6
 MAX_INTERVALS: Final = 400
 """Most intervals kept; a limit on memory that no test has reached under a serving budget."""
 
+FIRST_STEPS: Final = 20
+"""Subgradient steps on each of the first intervals: soon, none is without a bound."""
+
 STEPS: Final = 25
 """Subgradient steps on one interval."""
 
@@ -87,6 +90,7 @@ class Intervals(NamedTuple):
         high: float64[K], seconds.
         bound: float64[K]; no assignment with its makespan in (low, high] has a smaller J.
         prices: float64[K, N]; of a second of work on each node.
+        is_priced: bool[K]; whether the prices are the interval's own.
         held: int64[1]; how many there are.
     """
 
@@ -94,6 +98,7 @@ class Intervals(NamedTuple):
     high: FloatArray
     bound: FloatArray
     prices: FloatArray
+    is_priced: BoolArray
     held: IntArray
 
 
@@ -162,6 +167,7 @@ def open_intervals(costs: Costs, best_known: float) -> Intervals:
         np.empty(MAX_INTERVALS),
         np.empty(MAX_INTERVALS),
         np.zeros((MAX_INTERVALS, costs.backlog.size)),
+        np.zeros(MAX_INTERVALS, dtype=np.bool_),
         np.zeros(1, dtype=np.int64),
     )
     room = best_known - costs.constant - cheapest
@@ -296,13 +302,6 @@ def tighten(
             return
     if intervals.held[0] < FIRST_INTERVALS:
         return
-    if intervals.held[0] == FIRST_INTERVALS:
-        for i in range(FIRST_INTERVALS - 1, -1, -1):
-            if i < FIRST_INTERVALS - 1:
-                intervals.prices[i] = intervals.prices[i + 1]
-            if exhausted(limits):
-                return
-            _raise_bound(costs, pairs, intervals, i, best_known, 2 * STEPS, limits)
     while not exhausted(limits):
         count = intervals.held[0]
         weakest = 0
@@ -316,12 +315,20 @@ def tighten(
             or high - low <= 1e-5 * high
         ):
             return
+        if not intervals.is_priced[weakest]:
+            # One of the first intervals: its neighbour's prices are the best to begin with.
+            if weakest > 0 and intervals.is_priced[weakest - 1]:
+                intervals.prices[weakest] = intervals.prices[weakest - 1]
+            _raise_bound(costs, pairs, intervals, weakest, best_known, FIRST_STEPS, limits)
+            intervals.is_priced[weakest] = True
+            continue
         middle = 0.5 * (low + high)
         intervals.low[count] = middle
         intervals.high[count] = high
         intervals.high[weakest] = middle
         intervals.bound[count] = intervals.bound[weakest]
         intervals.prices[count] = intervals.prices[weakest]
+        intervals.is_priced[count] = True
         intervals.held[0] = count + 1
         _raise_bound(costs, pairs, intervals, weakest, best_known, STEPS, limits)
         _raise_bound(costs, pairs, intervals, count, best_known, STEPS, limits)
@@ -366,6 +373,26 @@ def survivors(
                 priced = pairs.cost[j] + prices[pairs.node[j]] * pairs.work[j]
                 if value + priced - least[r] <= goal:
                     kept[r, pairs.destination[j]] = True
+
+
+@compiled
+def thin(pairs: Pairs, kept: BoolArray) -> None:
+    """Leave only the kept pairs, bool[R, D], in place: what follows is the faster for it."""
+    i = 0
+    begin = 0
+    for r in range(pairs.first.size - 1):
+        end = pairs.first[r + 1]
+        for j in range(begin, end):
+            if kept[r, pairs.destination[j]]:
+                pairs.destination[i] = pairs.destination[j]
+                pairs.node[i] = pairs.node[j]
+                pairs.cost[i] = pairs.cost[j]
+                pairs.work[i] = pairs.work[j]
+                pairs.alone[i] = pairs.alone[j]
+                pairs.network[i] = pairs.network[j]
+                i += 1
+        begin = end
+        pairs.first[r + 1] = i
 
 
 @compiled_without_gil

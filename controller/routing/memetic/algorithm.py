@@ -23,6 +23,7 @@ from controller.routing.bounds import (
     least_bound,
     open_intervals,
     survivors,
+    thin,
     tighten,
 )
 from controller.routing.compiled import (
@@ -88,8 +89,17 @@ PROMISING: Final = 0.02
 STALL_PER_REQUEST: Final = 300
 """Offspring without a new best, per request of the batch, after which the search is over."""
 
-ROUNDS: Final = ((0.2, 0.5), (0.2, 1.0))
-"""Shares of what is left of the budget: for the bound, then for offspring."""
+ROUNDS: Final = ((0.1, 0.1, 0.5), (0.1, 0.1, 1.0))
+"""Shares of what is left of the budget: twice for the bound, the second time over fewer pairs, then
+for offspring."""
+
+
+RESERVE_SHARE: Final = 0.05
+"""Share of a time budget kept for the way back: the answer is wanted by its end, and on a busy
+machine the thread waits for a core and for the GIL."""
+
+MOST_RESERVE_SECONDS: Final = 0.001
+"""Most that is kept."""
 
 
 class Elite(NamedTuple):
@@ -305,12 +315,14 @@ def search(
     best = elite.scores[0] + costs.constant
     intervals = open_intervals(costs, best)
     kept = np.empty(costs.cost.shape, dtype=np.bool_)
-    for bound_share, offspring_share in ROUNDS:
-        pairs = candidate_pairs(costs, best)
-        tighten(costs, pairs, intervals, best, _share_of(limits, bound_share))
+    pairs = candidate_pairs(costs, best)
+    for first_share, second_share, offspring_share in ROUNDS:
+        for share in (first_share, second_share):
+            tighten(costs, pairs, intervals, best, _share_of(limits, share))
+            survivors(costs, pairs, intervals, best, kept)
+            thin(pairs, kept)
         if least_bound(intervals, best) >= best:
             break
-        survivors(costs, pairs, intervals, best, kept)
         _leave_only(around, kept)
         _evolve(costs, loads, around, elite, state, _share_of(limits, offspring_share))
         best = elite.scores[0] + costs.constant
@@ -326,7 +338,10 @@ class MemeticPolicy:
     def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
         """The best assignment found until the budget ends or nothing improves any more."""
         started = time.monotonic_ns()
-        deadline = None if budget.seconds is None else started + int(budget.seconds * 1e9)
+        deadline = None
+        if budget.seconds is not None:
+            reserve = min(RESERVE_SHARE * budget.seconds, MOST_RESERVE_SECONDS)
+            deadline = started + int((budget.seconds - reserve) * 1e9)
         limits = limits_until(deadline, budget.max_evaluations)
         assignment = np.full(problem.n_requests, UNASSIGNED, dtype=np.int64)
         costs, _, rows, seeds = scalarise(problem)
