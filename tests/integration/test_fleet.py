@@ -10,12 +10,12 @@ import anyio
 import grpc
 import pytest
 
-from controller.config import BatchingSettings
+from controller.config import BatchingSettings, LimitSettings
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.errors import EngineError, EngineFailure
-from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+from pointsman.v1 import admin_pb2, router_pb2, router_pb2_grpc, types_pb2
 from tests.fakes.fleet import RunningAgent, RunningFleet, infer_request, running_fleet
 from tests.fakes.waiting import until
 
@@ -336,6 +336,43 @@ def test_client_that_leaves_while_its_window_is_open_is_never_dispatched(tmp_pat
     asyncio.run(scenario())
 
 
+def test_client_that_stops_reading_is_cut_off_and_costs_its_bound_at_most(tmp_path: Path) -> None:
+    """Case S12: its node goes free although it never asks again; the others go on."""
+    words = 40_000
+
+    def talkative(settings: EngineSettings) -> FakeEngine:
+        return FakeEngine(settings, answer=lambda prompt, seed: ("x" * 50 + " ") * words)
+
+    async def scenario() -> None:
+        limits = LimitSettings(max_buffered_bytes=50_000)
+        async with running_fleet(tmp_path, limits=limits) as fleet:
+            models = (ModelSettings("fake-a", slots=2, threads=1, context_tokens=2 * words),)
+            agent = await fleet.add_agent("a", models, talkative)
+            # Without probing for bandwidth the client's window stays at 64 KiB.
+            channel = grpc.aio.insecure_channel(
+                fleet.listening.grpc_address, options=(("grpc.http2.bdp_probe", 0),)
+            )
+            stub: router_pb2_grpc.RouterServiceAsyncStub
+            stub = router_pb2_grpc.RouterServiceStub(channel)
+            request = infer_request("Tell me everything.", max_tokens=2 * words)
+            events = aiter(stub.Infer(request, timeout=60))
+            assert (await anext(events)).WhichOneof("event") == "admitted"
+            with anyio.fail_after(20):
+                while (await fleet.nodes())["a"].failed_requests == 0:
+                    await asyncio.sleep(0.02)
+            await nothing_is_held(fleet, agent)
+            assert (await agent.status())["requests"]["recent"][0]["completion_tokens"] < words
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                [event async for event in events]
+            assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "too slowly" in (failure.value.details() or "")
+            await channel.close()
+            text, _ = await fleet.infer("Only a little.", max_tokens=3)
+            assert text
+
+    asyncio.run(scenario())
+
+
 # -- nodes that fail -------------------------------------------------------------------------------
 
 
@@ -424,6 +461,44 @@ def test_agents_find_a_restarted_controller_by_themselves(tmp_path: Path) -> Non
             assert await answer(second) == fake_answer("Who are you?", 1)
             assert len(agent.engines) == 1
             assert (await agent.status())["state"] == "ready"
+
+    asyncio.run(scenario())
+
+
+def test_status_is_one_object_whose_keys_programs_rely_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            agent = await fleet.add_agent("a")
+            await fleet.infer(max_tokens=3)
+            await nothing_is_held(fleet, agent)
+            status = await agent.status()
+            assert status.keys() >= {
+                "state",
+                "node_id",
+                "kind",
+                "agent_version",
+                "hardware",
+                "uptime_seconds",
+                "controller",
+                "models",
+                "health",
+                "requests",
+                "issues",
+            }
+            assert status["controller"]["is_connected"] is True
+            (model,) = status["models"]
+            assert (model["phase"], model["slots"], model["busy_slots"]) == ("ready", 2, 0)
+            requests = status["requests"]
+            assert (requests["running"], requests["completed"], requests["failed"]) == (0, 1, 0)
+            assert requests["energy_joules"] >= 0.0
+            assert requests["recent"][0]["outcome"] == "length"
+            assert status["health"]["power_source"] == "estimate"
+            assert status["issues"] == []
+            idle = await fleet.add_agent("idle", (), wait=False)
+            await fleet.wait_for_state("idle", "loading")
+            status = await idle.status()
+            assert (status["state"], status["models"]) == ("degraded", [])
+            assert status["issues"][0].startswith("no_models: ")
 
     asyncio.run(scenario())
 
