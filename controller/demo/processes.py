@@ -14,6 +14,7 @@ from typing import Any, Final
 from controller.demo.errors import DemoError
 
 _STOP_SECONDS: Final = 12.0
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def command_path(name: str) -> str:
@@ -47,7 +48,7 @@ class Processes:
         self.log_folder.mkdir(parents=True, exist_ok=True)
         with self.log_path(name).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *arguments,
+                *_ends_with_us(arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -104,6 +105,18 @@ class Processes:
                 _signal(process, signal.SIGKILL)
                 await process.wait()
         self._running.clear()
+
+
+def _ends_with_us(arguments: Sequence[str]) -> Sequence[str]:
+    """The command so wrapped that the kernel ends it when this process is killed outright."""
+    if sys.platform != "linux":
+        return arguments
+    set_death_signal = (
+        "import ctypes, os, sys; "
+        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return (sys.executable, "-c", set_death_signal, *arguments)
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

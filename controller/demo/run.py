@@ -106,8 +106,11 @@ async def run_demo(options: DemoOptions, console: Console) -> list[PolicyResult]
                     await _stay(processes, connection, console)
             return results
         finally:
-            console.print("Stopping everything ...", style="dim")
-            await asyncio.shield(processes.stop())
+            stopping = asyncio.create_task(processes.stop())
+            # Whoever read our output may have gone, which rich answers with SystemExit.
+            with contextlib.suppress(OSError, SystemExit):
+                console.print("Stopping everything ...", style="dim")
+            await asyncio.shield(stopping)
 
 
 @contextlib.contextmanager
