@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,11 +58,13 @@ class _Unreadable:
     why: str
 
 
-class UnreadableMessageInterceptor(grpc.aio.ServerInterceptor):
-    """Answers a message that is no valid protobuf (such as text that is not UTF-8) properly.
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """Answers what goes wrong outside the handlers, and what they did not foresee, properly.
 
-    Left alone, the Python server ends such a call as INTERNAL, which tells a client to retry what
-    can never work.
+    A message that is no valid protobuf (such as text that is not UTF-8) is INVALID_ARGUMENT. Left
+    alone, the Python server ends such a call as INTERNAL, which tells a client to retry what can
+    never work. A fault of ours is INTERNAL and no more: the log gets the cause, the client does
+    not.
     """
 
     async def intercept_service(
@@ -90,11 +93,18 @@ class UnreadableMessageInterceptor(grpc.aio.ServerInterceptor):
                 if isinstance(request, _Unreadable):
                     await _refuse(context, request)
                 answering = stream(request, context)
-                if not inspect.isasyncgen(answering):  # it writes to the context, as Watch does
-                    await answering
-                    return
-                async for response in answering:
-                    yield response
+                try:
+                    if not inspect.isasyncgen(answering):  # it writes to the context, as Watch does
+                        await answering
+                        return
+                    # Closed with this generator, so that a client's leaving reaches the request.
+                    async with aclosing(answering):
+                        async for response in answering:
+                            yield response
+                except grpc.aio.AbortError:
+                    raise
+                except Exception:
+                    await _failed(context, handler_call_details.method)
 
             return grpc.unary_stream_rpc_method_handler(
                 answer_stream, deserialise, handler.response_serializer
@@ -104,7 +114,12 @@ class UnreadableMessageInterceptor(grpc.aio.ServerInterceptor):
         async def answer(request: Any, context: Any) -> Any:
             if isinstance(request, _Unreadable):
                 await _refuse(context, request)
-            return await unary(request, context)
+            try:
+                return await unary(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception:
+                await _failed(context, handler_call_details.method)
 
         return grpc.unary_unary_rpc_method_handler(answer, deserialise, handler.response_serializer)
 
@@ -113,6 +128,13 @@ async def _refuse(context: Any, message: _Unreadable) -> None:
     await context.abort(
         grpc.StatusCode.INVALID_ARGUMENT,
         f"The message cannot be read ({message.why}); text must be valid UTF-8.",
+    )
+
+
+async def _failed(context: Any, method: object) -> None:
+    log.exception("rpc.failed", method=method)
+    await context.abort(
+        grpc.StatusCode.INTERNAL, "The controller failed at this request; its log says why."
     )
 
 
@@ -125,9 +147,7 @@ class GrpcServer:
         admin: AdminServicer,
         fleet: FleetServicer,
     ) -> None:
-        self._server = grpc.aio.server(
-            interceptors=(UnreadableMessageInterceptor(),), options=_OPTIONS
-        )
+        self._server = grpc.aio.server(interceptors=(GuardInterceptor(),), options=_OPTIONS)
         router_pb2_grpc.add_RouterServiceServicer_to_server(router, self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         fleet_pb2_grpc.add_FleetServiceServicer_to_server(fleet, self._server)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from controller.api.service import RouterService
 from controller.config import BatchingSettings
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings
@@ -328,6 +329,27 @@ async def test_unknown_method_is_unimplemented(fleet: RunningFleet) -> None:
     async with grpc.aio.insecure_channel(fleet.listening.grpc_address) as channel:
         call = channel.unary_unary("/pointsman.v1.RouterService/Guess")(b"", timeout=5)
         assert (await failure_of(call)).code() is CODE.UNIMPLEMENTED
+
+
+async def test_fault_of_the_controllers_own_is_internal_and_tells_nothing(
+    fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    with monkeypatch.context() as patched:
+        for name in ("nodes", "explain", "admitted"):
+            patched.setattr(RouterService, name, fail)
+        router, admin = fleet.client.router, fleet.client.admin
+        for call in (
+            admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=5),
+            router.Explain(router_pb2.ExplainRequest(request_id="x"), timeout=5),
+            router.Infer(router_pb2.InferRequest(request=HELLO), timeout=5),
+        ):
+            failure = await failure_of(call)
+            assert failure.code() is CODE.INTERNAL
+            assert "secret" not in (failure.details() or "")
+            assert "its log says why" in (failure.details() or "")
 
 
 # -- other fleets ----------------------------------------------------------------------------------
