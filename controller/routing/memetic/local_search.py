@@ -228,6 +228,35 @@ def _after_change(
 
 
 @compiled
+def _after_chain(
+    costs: Costs,
+    loads: Loads,
+    around: Neighbourhood,
+    a: int,
+    b: int,
+    c: int,
+    cap: float,
+    limits: Limits,
+) -> None:
+    """Mend every request's exit after a chain from node a to b and from b to c.
+
+    Any of the three may have become fuller, and a or b emptier.
+    """
+    for s in range(loads.x.size):
+        k = around.exit_place[s]
+        if k < around.counts[s]:
+            d = around.order[s, k]
+            n = costs.node_of[d]
+            if (n == a or n == b or n == c) and finish_with(costs, loads, n, s, d) > cap:
+                _look(costs, loads, around, s, k + 1, cap, limits)
+        home = costs.node_of[loads.x[s]]
+        if home != a:
+            _look_at_node(costs, loads, around, s, a, cap)
+        if home != b:
+            _look_at_node(costs, loads, around, s, b, cap)
+
+
+@compiled
 def _relocate(
     costs: Costs,
     loads: Loads,
@@ -323,10 +352,7 @@ def _chain(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits
             take(costs, loads, best_s)
             put(costs, loads, r, best_d)
             put(costs, loads, best_s, best_e)
-            _after_change(costs, loads, around, a, b, cap, limits)
-            _after_change(costs, loads, around, b, c, cap, limits)
-            if c == a:
-                _after_change(costs, loads, around, b, a, cap, limits)
+            _after_chain(costs, loads, around, a, b, c, cap, limits)
             _look(costs, loads, around, r, 0, cap, limits)
             _look(costs, loads, around, best_s, 0, cap, limits)
             moved = True
