@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 import grpc
+from click.core import ParameterSource
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
@@ -189,6 +190,25 @@ class _Target:
 
 def _target(address: str, insecure: bool, ca_file: Path | None, as_json: bool) -> _Target:
     return _Target(Connection(address, insecure, ca_file), as_json)
+
+
+def _inherited(
+    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
+) -> _Target:
+    """The target of a subcommand: what it was told itself, else what its group was told."""
+    group: _Target = context.obj
+
+    def is_told(name: str) -> bool:
+        return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+    return _Target(
+        Connection(
+            address if is_told("address") else group.connection.address,
+            insecure or group.connection.insecure,
+            ca_file if is_told("ca_file") else group.connection.ca_file,
+        ),
+        as_json or group.as_json,
+    )
 
 
 def _call(target: _Target, action: Callable[[Client], Awaitable[T]]) -> T:
@@ -477,17 +497,35 @@ def nodes(
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@click.pass_obj
-def drain(target: _Target, node_id: str) -> None:
+@_connection_options
+@click.pass_context
+def drain(
+    context: click.Context,
+    node_id: str,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
     """Let a node finish what it has and send it nothing new."""
+    target = _inherited(context, address, insecure, ca_file, as_json)
     _set_draining(target, node_id, True)
 
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@click.pass_obj
-def undrain(target: _Target, node_id: str) -> None:
+@_connection_options
+@click.pass_context
+def undrain(
+    context: click.Context,
+    node_id: str,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
     """Send a drained node requests again."""
+    target = _inherited(context, address, insecure, ca_file, as_json)
     _set_draining(target, node_id, False)
 
 
@@ -505,9 +543,18 @@ def _set_draining(target: _Target, node_id: str, is_draining: bool) -> None:
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@click.pass_obj
-def forget(target: _Target, node_id: str) -> None:
+@_connection_options
+@click.pass_context
+def forget(
+    context: click.Context,
+    node_id: str,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
     """Drop an offline node from the list."""
+    target = _inherited(context, address, insecure, ca_file, as_json)
 
     async def call(client: Client) -> admin_pb2.ForgetNodeResponse:
         return await client.admin.ForgetNode(
@@ -548,9 +595,20 @@ def policy(
 @click.argument("name", type=text, required=False, default="")
 @click.option("--weights", help="quality,cost,energy,time.")
 @click.option("--normalisation", type=text, default="", help="payoff, minmax or random.")
-@click.pass_obj
-def set_policy(target: _Target, name: str, weights: str | None, normalisation: str) -> None:
+@_connection_options
+@click.pass_context
+def set_policy(
+    context: click.Context,
+    name: str,
+    weights: str | None,
+    normalisation: str,
+    address: str,
+    insecure: bool,
+    ca_file: Path | None,
+    as_json: bool,
+) -> None:
     """Change the policy, its weights or its normalisation from the next batch on."""
+    target = _inherited(context, address, insecure, ca_file, as_json)
     if not (name or weights is not None or normalisation):
         raise click.UsageError("give a policy's name, --weights or --normalisation")
     request = admin_pb2.SetPolicyRequest(

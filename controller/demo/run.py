@@ -341,7 +341,7 @@ async def _stay(processes: Processes, connection: Connection, console: Console) 
         f"\nIt keeps running until Ctrl-C. In another terminal, for example:\n"
         f'  edge-controller infer {options} "What is the capital of Italy?"\n'
         f"  edge-controller nodes {options}\n"
-        f"  edge-controller policy set {options} round-robin",
+        f"  edge-controller policy set round-robin {options}",
         highlight=False,
         soft_wrap=True,
     )
