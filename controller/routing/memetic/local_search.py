@@ -247,7 +247,7 @@ def _after_chain(
         if k < around.counts[s]:
             d = around.order[s, k]
             n = costs.node_of[d]
-            if (n == a or n == b or n == c) and finish_with(costs, loads, n, s, d) > cap:
+            if n in (a, b, c) and finish_with(costs, loads, n, s, d) > cap:
                 _look(costs, loads, around, s, k + 1, cap, limits)
         home = costs.node_of[loads.x[s]]
         if home != a:
