@@ -63,14 +63,16 @@ async def serve(
     # A policy's thread that gives the GIL back has to wait for it less long (default 5 ms).
     sys.setswitchinterval(0.001)
 
-    await decider.warm_up()
     server = GrpcServer(
         RouterServicer(service),
         AdminServicer(service, settings.batching),
         FleetServicer(sessions),
     )
     host, _, _ = settings.server.listen.rpartition(":")
-    port = await server.start(settings.server.listen, certificate)
+    # A port in use is told before the policies are compiled, which takes a while the first time.
+    port = server.bind(settings.server.listen, certificate)
+    await decider.warm_up()
+    await server.start()
     http_stop = asyncio.Event()
     http_address: str | None = None
     started = time.monotonic()

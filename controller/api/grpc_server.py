@@ -157,8 +157,8 @@ class GrpcServer:
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
-    async def start(self, address: str, certificate: ServerCertificate | None) -> int:
-        """Listen; returns the port.
+    def bind(self, address: str, certificate: ServerCertificate | None) -> int:
+        """Take the address, and answer nobody yet; returns the port.
 
         Raises:
             ListenError: the address is in use or not ours.
@@ -178,10 +178,13 @@ class GrpcServer:
             ) from error
         if port == 0:
             raise ListenError(f"cannot listen on {address}; choose another with --listen")
+        return port
+
+    async def start(self) -> None:
+        """Answer."""
         await self._server.start()
         for name in ("", *SERVICE_NAMES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        return port
 
     async def refuse(self) -> None:
         """Tell health checks that this server takes nothing new."""
