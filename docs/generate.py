@@ -58,7 +58,14 @@ def settings_page() -> str:
         "",
         "### [[models]]",
         "",
-        *_table(edge_agent.config.ModelSettings),
+        *_table(edge_agent.config.ModelSettings, skip={"remote"}),
+        "",
+        "### [models.remote]",
+        "",
+        "After a `[[models]]` entry: that model is answered by an OpenAI-compatible server; see",
+        "[remote engines](remote-engines.md).",
+        "",
+        *_table(edge_agent.config.RemoteSettings),
     ]
     return "\n".join(lines) + "\n"
 

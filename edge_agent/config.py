@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+from urllib.parse import urlsplit
 
 from edge_agent.errors import UsageError
 
@@ -20,6 +21,7 @@ else:
 T = TypeVar("T", int, float)
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,52 @@ class PowerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """An OpenAI-compatible server that answers for a model, which then needs no file here.
+
+    Attributes:
+        base_url: where it is, up to and with /v1, such as "http://gpu-server:8080/v1"; required.
+        model: the model's name there; empty takes the only one that the server has.
+        api_key_file: file with the API key, read anew for each request.
+        api_key_env: environment variable with the API key, when there is no file.
+        context_tokens: longest prompt plus answer; 0 takes what the server says, else 4096.
+        family: model family that routing knows it by; the model's name when empty.
+        parameters_billions: size that routing derives the expected quality from; above 0, required.
+        quantisation: quantisation that routing derives the expected quality from.
+        is_base_model: not tuned to follow instructions; chats are refused.
+        supports_raw_prompts: false when the server has no /v1/completions; raw prompts are refused.
+        omit_parameters: request parameters that the server refuses, such as ["top_k"].
+        first_token_seconds: an answer that has not begun after so long is given up.
+        calibrate: false sends no requests to measure its speed; nor does a model with a price.
+        prefill_tokens_per_second: prompt tokens it reads a second; unset measures it.
+        decode_tokens_per_second: tokens a second of one answer alone; unset measures it.
+        saturated_decode_tokens_per_second: tokens a second of all slots; unset measures it.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    api_key_file: str = ""
+    api_key_env: str = ""
+    context_tokens: int = 0
+    family: str = ""
+    parameters_billions: float = 0.0
+    quantisation: str = "F16"
+    is_base_model: bool = False
+    supports_raw_prompts: bool = True
+    omit_parameters: tuple[str, ...] = ()
+    first_token_seconds: float = 300.0
+    calibrate: bool = True
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    saturated_decode_tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSettings:
     """One model to be served.
 
     Attributes:
-        name: its name in the catalogue.
+        name: its name in the catalogue; any name for a remote model.
         slots: sequences decoded at once.
         threads: decoding threads; 0 leaves one core to the agent.
         context_tokens: longest prompt plus answer of one sequence; 0 takes the catalogue's.
@@ -70,6 +113,7 @@ class ModelSettings:
         prompt_usd_per_token: price that routing counts.
         completion_usd_per_token: price that routing counts.
         request_usd: price that routing counts.
+        remote: the server that answers for it; unset loads the model here.
     """
 
     name: str
@@ -81,6 +125,12 @@ class ModelSettings:
     prompt_usd_per_token: float = 0.0
     completion_usd_per_token: float = 0.0
     request_usd: float = 0.0
+    remote: RemoteSettings | None = None
+
+    @property
+    def has_price(self) -> bool:
+        """Whether an answer costs money."""
+        return any((self.prompt_usd_per_token, self.completion_usd_per_token, self.request_usd))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +255,9 @@ def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> An
             continue
         if hints[key] in (ControllerSettings, PowerSettings):
             values[key] = _build(hints[key], label, value, problems)
+        elif hints[key] == RemoteSettings | None:
+            is_built = value is None or isinstance(value, RemoteSettings)
+            values[key] = value if is_built else _build(RemoteSettings, label, value, problems)
         elif hints[key] == tuple[ModelSettings, ...]:
             entries = value if isinstance(value, list | tuple) else [value]
             values[key] = tuple(
@@ -221,6 +274,9 @@ def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> An
     if cls is ModelSettings and not values.get("name"):
         problems.append(f"{where}: name is missing")
         values["name"] = ""
+    if cls is RemoteSettings:
+        required = ("base_url", "parameters_billions")
+        problems += [f"{where}: {key} is missing" for key in required if not table.get(key)]
     return cls(**values)
 
 
@@ -240,6 +296,10 @@ def _convert(kind: object, value: object) -> object:
         return _number(float, value, "a number")
     if kind is Path:
         return Path(str(value))
+    if kind == tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise ValueError(f"must be a list of texts, not {value!r}")
+        return tuple(value)
     if not isinstance(value, str):
         raise ValueError(f"must be text, not {value!r}")
     return value
@@ -294,4 +354,43 @@ def _check(settings: Settings) -> list[str]:
         prices = (model.prompt_usd_per_token, model.completion_usd_per_token, model.request_usd)
         if not all(0 <= price < 1e6 for price in prices):
             problems.append(f"models {model.name}: prices are 0 or more")
+        if model.remote is not None:
+            label = f"models {model.name}: remote"
+            problems += [f"{label}.{problem}" for problem in _remote_problems(model.remote)]
+    return problems
+
+
+def _remote_problems(remote: RemoteSettings) -> list[str]:
+    problems = []
+    url = urlsplit(remote.base_url)
+    try:
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is no number
+        is_address = False
+    if url.username is not None or url.password is not None:
+        # Not shown: it is a secret.
+        problems.append("base_url: no user or password in it; use api_key_file")
+    elif remote.base_url and (not is_address or url.query or url.fragment):
+        problems.append(
+            f'base_url: an address such as "http://gpu-server:8080/v1", not {remote.base_url!r}'
+        )
+    if remote.api_key_file and remote.api_key_env:
+        problems.append("api_key_file and api_key_env: one of them")
+    if remote.api_key_env and not _VARIABLE.fullmatch(remote.api_key_env):
+        # Not shown: what stands there in error may be the key itself.
+        problems.append("api_key_env: the name of an environment variable, not the key")
+    if remote.context_tokens < 0:
+        problems.append("context_tokens: 0 or more")
+    if not 0 <= remote.parameters_billions < 1e6:
+        problems.append("parameters_billions: above 0; guess it where the vendor does not say")
+    if not remote.first_token_seconds > 0:
+        problems.append("first_token_seconds: above 0")
+    for name in (
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+        "saturated_decode_tokens_per_second",
+    ):
+        rate = getattr(remote, name)
+        if rate is not None and not 0 < rate < 1e9:
+            problems.append(f"{name}: above 0, not {rate}")
     return problems

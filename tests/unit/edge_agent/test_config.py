@@ -10,6 +10,7 @@ from edge_agent.config import (
     ControllerSettings,
     ModelSettings,
     PowerSettings,
+    RemoteSettings,
     Settings,
     load_settings,
 )
@@ -189,6 +190,88 @@ def described(cls: type[Any]) -> list[str]:
     return [name for name, _ in re.findall(r"^ {8}(\w+): (\S.*)$", section, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("cls", [Settings, ControllerSettings, PowerSettings, ModelSettings])
+REMOTE = """
+[[models]]
+name = "large"
+completion_usd_per_token = 2e-6
+[models.remote]
+base_url = "https://api.example.com/v1"
+parameters_billions = 70
+"""
+
+
+def test_remote_model_is_a_table_of_its_model(tmp_path: Path) -> None:
+    text = REMOTE + 'omit_parameters = ["top_k"]\n[[models]]\nname = "smollm2"\n'
+    large, small = load(tmp_path, text).models
+    assert large.remote == RemoteSettings(
+        "https://api.example.com/v1", parameters_billions=70.0, omit_parameters=("top_k",)
+    )
+    assert large.has_price
+    assert (small.remote, small.has_price) == (None, False)
+
+
+def test_everything_wrong_with_a_remote_model_is_told_at_once(tmp_path: Path) -> None:
+    text = """
+    [[models]]
+    name = "large"
+    [models.remote]
+    base_ur = "http://gpu"
+    model = 5
+    api_key_file = "/etc/key"
+    api_key_env = "KEY"
+    context_tokens = -1
+    omit_parameters = "top_k"
+    first_token_seconds = 0
+    calibrate = "perhaps"
+    decode_tokens_per_second = nan
+    """
+    problems = problems_of(tmp_path, text)
+    for part in (
+        "models[0].remote.base_ur: no such setting; did you mean 'base_url'?",
+        "models[0].remote: base_url is missing",
+        "models[0].remote: parameters_billions is missing",
+        "models[0].remote.model: must be text, not 5",
+        "models large: remote.api_key_file and api_key_env: one of them",
+        "models large: remote.context_tokens: 0 or more",
+        "models[0].remote.omit_parameters: must be a list of texts, not 'top_k'",
+        "models large: remote.first_token_seconds: above 0",
+        "models[0].remote.calibrate: must be true or false, not 'perhaps'",
+        "models large: remote.decode_tokens_per_second: above 0, not nan",
+    ):
+        assert part in problems
+    assert len(problems) == 10
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('base_url = "gpu-server:8080"', "base_url"),
+        ('base_url = "ftp://gpu/v1"', "base_url"),
+        ('base_url = "http:///v1"', "base_url"),
+        ('base_url = "http://gpu:port/v1"', "base_url"),
+        ('base_url = "https://gpu/v1?key=x"', "base_url"),
+        ('base_url = "https://me:hunter2@gpu/v1"', "base_url: no user or password"),
+        ('base_url = "http://gpu/v1"\napi_key_env = "sk-hunter2"', "api_key_env"),
+        ("base_url = 5", "base_url: must be text"),
+    ],
+)
+def test_wrong_remote_value_is_refused_without_showing_a_secret(
+    tmp_path: Path, line: str, named: str
+) -> None:
+    """O5."""
+    text = f'[[models]]\nname = "a"\n[models.remote]\nparameters_billions = 1\n{line}\n'
+    (problem,) = problems_of(tmp_path, text)
+    assert named in problem
+    assert "hunter2" not in problem
+
+
+def test_remote_that_is_no_table_is_told(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, '[[models]]\nname = "a"\nremote = "http://gpu"\n')
+    assert problem == "models[0].remote: must be a table"
+
+
+@pytest.mark.parametrize(
+    "cls", [Settings, ControllerSettings, PowerSettings, ModelSettings, RemoteSettings]
+)
 def test_every_setting_has_its_sentence(cls: type[Any]) -> None:
     assert described(cls) == [field.name for field in dataclasses.fields(cls)]
