@@ -104,7 +104,6 @@ async def serve(
             tasks.cancel_scope.cancel()
     finally:
         await server.stop(0)
-        decider.close()
 
 
 async def _http(

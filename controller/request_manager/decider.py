@@ -5,14 +5,16 @@ the batch goes to the least loaded nodes instead, and the decision says so (case
 """
 
 import asyncio
+import contextlib
 import difflib
 import math
+import threading
 import time
 import uuid
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import structlog
@@ -38,6 +40,8 @@ from controller.routing.problem import Normalisation, RoutingProblem
 from controller.routing.queueing import finish_seconds
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 FALLBACK_POLICY: Final = "least-loaded"
 
@@ -78,7 +82,6 @@ class Decider:
         self._choice = PolicyChoice(
             self._policy.name, Weights.scaled(*settings.weights), settings.normalisation
         )
-        self._threads = _new_threads()
 
     @property
     def choice(self) -> PolicyChoice:
@@ -162,10 +165,7 @@ class Decider:
         started = time.perf_counter()
         if not snapshot.destinations:
             raise NoDestinationError("No node with a loaded model is connected; start an agent.")
-        loop = asyncio.get_running_loop()
-        batch = await loop.run_in_executor(
-            self._threads, _formulate, requests, snapshot, choice, excluded_nodes
-        )
+        batch = await _in_thread(partial(_formulate, requests, snapshot, choice, excluded_nodes))
         chosen = await self._ask(policy, batch.problem, rng)
         return _describe(batch, requests, choice, chosen, started)
 
@@ -173,17 +173,13 @@ class Decider:
         self, policy: RoutingPolicy, problem: RoutingProblem, rng: np.random.Generator
     ) -> _Chosen:
         budget = Budget(seconds=self._settings.budget_seconds)
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._threads, policy.decide, problem, rng, budget)
+        call = _in_thread(partial(policy.decide, problem, rng, budget))
         limit = self._settings.budget_seconds + _OVERRUN_SECONDS
         try:
             decision = await asyncio.wait_for(call, limit)
             reason = _what_is_wrong(problem, decision.assignment)
         except asyncio.TimeoutError:
             reason = f"{policy.name} did not answer within {limit:g} s"
-            # Its thread cannot be stopped; the next batch gets a new one.
-            self._threads.shutdown(wait=False)
-            self._threads = _new_threads()
         except Exception as error:
             log.exception("policy.failed", policy=policy.name)
             reason = f"{policy.name} failed: {type(error).__name__}"
@@ -196,15 +192,37 @@ class Decider:
 
     async def warm_up(self) -> None:
         """Compile what is compiled at first use, so that the first live batch is not slow."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, warm_up)
-
-    def close(self) -> None:
-        """Let the thread go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await _in_thread(warm_up)
 
 
-def _new_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="policy")
+async def _in_thread(call: Callable[[], T]) -> T:
+    """Run a call in a thread of its own.
+
+    Not in an executor: the interpreter waits for an executor's threads when it exits, and a policy
+    that never returns would keep a stopped controller alive. Nobody waits for a daemon thread.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return  # given up on
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # it belongs to whoever waits
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and so is whoever waited
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=work, name="policy", daemon=True).start()
+    return await future
 
 
 def _policy(name: str) -> RoutingPolicy:

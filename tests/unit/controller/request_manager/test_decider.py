@@ -1,7 +1,7 @@
 """The decider around policies that keep their contract, and around some that do not."""
 
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -40,10 +40,8 @@ BATCH = [InferenceRequest(RequestId(f"r{number}"), "Hello there") for number in 
 
 
 @pytest.fixture
-async def decider() -> AsyncIterator[Decider]:
-    made = Decider(RoutingSettings(policy="round-robin"))
-    yield made
-    made.close()
+async def decider() -> Decider:
+    return Decider(RoutingSettings(policy="round-robin"))
 
 
 class Scripted:
@@ -130,7 +128,6 @@ async def test_later_decisions_do_not_depend_on_dry_runs() -> None:
                 await decider.dry_run(BATCH, FLEET, None, None)
             _, placements = await decider.decide(BATCH[:1], FLEET)
             found += [placement.chosen.node_id for placement in placements if placement.chosen]
-        decider.close()
         return found
 
     alone = await nodes_chosen(0)
@@ -161,7 +158,6 @@ async def test_same_seed_gives_the_same_decisions() -> None:
         made = Decider(RoutingSettings(policy="random", seed=5))
         _, placements = await made.decide(BATCH, FLEET)
         found.append([p.chosen.node_id for p in placements if p.chosen])
-        made.close()
     assert found[0] == found[1]
 
 
@@ -195,7 +191,6 @@ async def test_batch_of_a_policy_that_fails_goes_to_the_least_loaded(
     assert decision.lower_bound is None
     assert all(placement.chosen for placement in placements)
     assert decider.choice.policy == "scripted"
-    decider.close()
 
 
 async def test_assignment_that_breaks_a_constraint_is_not_used(
@@ -208,7 +203,6 @@ async def test_assignment_that_breaks_a_constraint_is_not_used(
     assert "infeasible" in decision.fallback_reason
     assert placement.chosen is not None
     assert placement.chosen.node_id == "b"
-    decider.close()
 
 
 async def test_policy_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,9 +225,12 @@ async def test_policy_that_never_answers_is_left_behind(monkeypatch: pytest.Monk
         assert "did not answer within" in decision.fallback_reason
         decision, _ = await decider.decide(BATCH, FLEET)
         assert (decision.policy, decision.fallback_reason) == ("scripted", "")
+        # What is left behind must not keep a stopped controller alive.
+        left = [thread for thread in threading.enumerate() if thread.name == "policy"]
+        assert left
+        assert all(thread.daemon for thread in left)
     finally:
         is_over.set()
-        decider.close()
 
 
 # -- the choice ------------------------------------------------------------------------------------
