@@ -76,12 +76,16 @@ docs-write: setup ## write the reference pages anew
 	@$(BIN)/python docs/generate.py
 
 .PHONY: test
-test: setup models ## all tests but the privileged ones
+test: setup models compiled ## all tests but the privileged ones
 	@$(BIN)/pytest -q -m "not privileged" $(ARGS)
 
 .PHONY: test-privileged
-test-privileged: setup models ## tests that boot a Debian host; needs root, debootstrap and systemd-nspawn
+test-privileged: setup models compiled ## tests that boot a Debian host; needs root, debootstrap and systemd-nspawn
 	@$(BIN)/pytest -q -m privileged $(ARGS)
+
+.PHONY: compiled
+compiled: setup ## compile the searches, which takes about a minute the first time
+	@$(BIN)/python -c "from controller.routing.policies import warm_up; warm_up()"
 
 .PHONY: models
 models: setup ## fetch the small models that tests and the demonstration decode with
