@@ -1,6 +1,7 @@
 """The command `edge-controller`: parses, calls one function, prints."""
 
 import asyncio
+import functools
 import json
 import signal
 import sys
@@ -157,7 +158,37 @@ def _flatten(error: BaseException) -> Iterable[BaseException]:
 # -- clients --------------------------------------------------------------------------------------
 
 
-def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Which controller a command asks, and how it prints."""
+
+    connection: Connection
+    as_json: bool
+
+
+def _asks_controller(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the controller, and give the command what they say as `target`.
+
+    A subcommand that is not told something itself takes what its group was told.
+    """
+
+    @functools.wraps(command)
+    def run(
+        *arguments: Any,
+        address: str,
+        insecure: bool,
+        ca_file: Path | None,
+        as_json: bool,
+        **others: Any,
+    ) -> Any:
+        context = click.get_current_context()
+        target = _Target(Connection(address, insecure, ca_file), as_json)
+        if isinstance(context.obj, _Target):
+            target = _merged(context, context.obj, target)
+        context.obj = target
+        return command(*arguments, target=target, **others)
+
+    wrapped: Callable[..., Any] = run
     for option in (
         click.option(
             "--ca-file",
@@ -178,36 +209,21 @@ def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    connection: Connection
-    as_json: bool
-
-
-def _target(address: str, insecure: bool, ca_file: Path | None, as_json: bool) -> _Target:
-    return _Target(Connection(address, insecure, ca_file), as_json)
-
-
-def _inherited(
-    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
-) -> _Target:
-    """The target of a subcommand: what it was told itself, else what its group was told."""
-    group: _Target = context.obj
-
+def _merged(context: click.Context, group: _Target, own: _Target) -> _Target:
     def is_told(name: str) -> bool:
         return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
     return _Target(
         Connection(
-            address if is_told("address") else group.connection.address,
-            insecure or group.connection.insecure,
-            ca_file if is_told("ca_file") else group.connection.ca_file,
+            own.connection.address if is_told("address") else group.connection.address,
+            own.connection.insecure or group.connection.insecure,
+            own.connection.ca_file if is_told("ca_file") else group.connection.ca_file,
         ),
-        as_json or group.as_json,
+        own.as_json or group.as_json,
     )
 
 
@@ -264,7 +280,7 @@ def to_json(message: Message) -> dict[str, Any]:
     "--policy", type=text, default="", help="Decide with this policy instead of the one in force."
 )
 @click.option("--weights", help="quality,cost,energy,time instead of those in force.")
-@_connection_options
+@_asks_controller
 def route(
     prompts: tuple[str, ...],
     source: Any,
@@ -272,10 +288,7 @@ def route(
     max_tokens: int,
     policy: str,
     weights: str | None,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Decide where a batch would go, and send nothing."""
     from controller import render
@@ -289,13 +302,12 @@ def route(
         policy=policy,
         weights=_parse_weights(weights) if weights is not None else None,
     )
-    target = _target(address, insecure, ca_file, as_json)
 
     async def call(client: Client) -> router_pb2.RouteResponse:
         return await client.router.Route(message, timeout=30)
 
     response = _call(target, call)
-    if as_json:
+    if target.as_json:
         _print_json(response)
     else:
         render.print_route(response)
@@ -367,7 +379,7 @@ def _parse_weights(text: str) -> types_pb2.ObjectiveWeights:
 @click.option("--max-price-usd", type=float)
 @click.option("--edge-only", is_flag=True, help="The prompt must not leave edge nodes.")
 @click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds.")
-@_connection_options
+@_asks_controller
 def infer(
     prompt: str,
     model: str | None,
@@ -385,10 +397,7 @@ def infer(
     max_price_usd: float | None,
     edge_only: bool,
     timeout: float,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Answer one prompt; the text streams to standard output, the account to standard error."""
     from controller import render
@@ -419,7 +428,6 @@ def infer(
         message.chat.messages.extend(
             types_pb2.ChatMessage(role=role, content=content) for role, content in turns
         )
-    target = _target(address, insecure, ca_file, as_json)
 
     async def call(client: Client) -> tuple[str, router_pb2.Account]:
         pieces: list[str] = []
@@ -428,7 +436,7 @@ def infer(
             match event.WhichOneof("event"):
                 case "text":
                     pieces.append(event.text.text)
-                    if not as_json:
+                    if not target.as_json:
                         click.echo(event.text.text, nl=False)
                         sys.stdout.flush()
                 case "account":
@@ -438,10 +446,10 @@ def infer(
     try:
         text, account = _call(target, call)
     except click.ClickException:
-        if not as_json:
+        if not target.as_json:
             click.echo()
         raise
-    if as_json:
+    if target.as_json:
         body = {"text": text, "account": to_json(account)}
         click.echo(json.dumps(body, indent=2, ensure_ascii=False))
     else:
@@ -451,14 +459,10 @@ def infer(
 
 @main.command()
 @click.argument("request_id", type=text)
-@_connection_options
-def explain(
-    request_id: str, address: str, insecure: bool, ca_file: Path | None, as_json: bool
-) -> None:
+@_asks_controller
+def explain(request_id: str, target: _Target) -> None:
     """Say why a request went where it went."""
     from controller import render
-
-    target = _target(address, insecure, ca_file, as_json)
 
     async def call(client: Client) -> router_pb2.ExplainResponse:
         return await client.router.Explain(
@@ -466,30 +470,27 @@ def explain(
         )
 
     response = _call(target, call)
-    if as_json:
+    if target.as_json:
         _print_json(response)
     else:
         render.print_explanation(request_id, response)
 
 
 @main.group(invoke_without_command=True)
-@_connection_options
+@_asks_controller
 @click.pass_context
-def nodes(
-    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
-) -> None:
+def nodes(context: click.Context, target: _Target) -> None:
     """List the nodes; drain, undrain or forget one."""
     from controller import render
 
-    context.obj = _target(address, insecure, ca_file, as_json)
     if context.invoked_subcommand is not None:
         return
 
     async def call(client: Client) -> admin_pb2.ListNodesResponse:
         return await client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=10)
 
-    response = _call(context.obj, call)
-    if as_json:
+    response = _call(target, call)
+    if target.as_json:
         _print_json(response)
     else:
         render.print_nodes(response)
@@ -497,35 +498,23 @@ def nodes(
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@_connection_options
-@click.pass_context
+@_asks_controller
 def drain(
-    context: click.Context,
     node_id: str,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Let a node finish what it has and send it nothing new."""
-    target = _inherited(context, address, insecure, ca_file, as_json)
     _set_draining(target, node_id, True)
 
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@_connection_options
-@click.pass_context
+@_asks_controller
 def undrain(
-    context: click.Context,
     node_id: str,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Send a drained node requests again."""
-    target = _inherited(context, address, insecure, ca_file, as_json)
     _set_draining(target, node_id, False)
 
 
@@ -543,18 +532,12 @@ def _set_draining(target: _Target, node_id: str, is_draining: bool) -> None:
 
 @nodes.command()
 @click.argument("node_id", type=text)
-@_connection_options
-@click.pass_context
+@_asks_controller
 def forget(
-    context: click.Context,
     node_id: str,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Drop an offline node from the list."""
-    target = _inherited(context, address, insecure, ca_file, as_json)
 
     async def call(client: Client) -> admin_pb2.ForgetNodeResponse:
         return await client.admin.ForgetNode(
@@ -569,23 +552,20 @@ def forget(
 
 
 @main.group(invoke_without_command=True)
-@_connection_options
+@_asks_controller
 @click.pass_context
-def policy(
-    context: click.Context, address: str, insecure: bool, ca_file: Path | None, as_json: bool
-) -> None:
+def policy(context: click.Context, target: _Target) -> None:
     """Show the policy in force; `policy set` changes it."""
     from controller import render
 
-    context.obj = _target(address, insecure, ca_file, as_json)
     if context.invoked_subcommand is not None:
         return
 
     async def call(client: Client) -> admin_pb2.GetPolicyResponse:
         return await client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=10)
 
-    response = _call(context.obj, call)
-    if as_json:
+    response = _call(target, call)
+    if target.as_json:
         _print_json(response)
     else:
         render.print_policy(response)
@@ -595,20 +575,14 @@ def policy(
 @click.argument("name", type=text, required=False, default="")
 @click.option("--weights", help="quality,cost,energy,time.")
 @click.option("--normalisation", type=text, default="", help="payoff, minmax or random.")
-@_connection_options
-@click.pass_context
+@_asks_controller
 def set_policy(
-    context: click.Context,
     name: str,
     weights: str | None,
     normalisation: str,
-    address: str,
-    insecure: bool,
-    ca_file: Path | None,
-    as_json: bool,
+    target: _Target,
 ) -> None:
     """Change the policy, its weights or its normalisation from the next batch on."""
-    target = _inherited(context, address, insecure, ca_file, as_json)
     if not (name or weights is not None or normalisation):
         raise click.UsageError("give a policy's name, --weights or --normalisation")
     request = admin_pb2.SetPolicyRequest(
