@@ -1,0 +1,271 @@
+"""Counters, integration and attribution."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_agent.sensors.base import PowerSource
+from edge_agent.sensors.energy import EnergyLedger, PowerSample, WrappingCounter
+
+INA = PowerSource.INA3221
+ESTIMATE = PowerSource.ESTIMATE
+
+
+def feed(
+    ledger: EnergyLedger, power: Callable[[float], float], seconds: float, hertz: float
+) -> None:
+    for tick in range(int(seconds * hertz) + 1):
+        ledger.add(PowerSample(tick / hertz, INA, power(tick / hertz)))
+
+
+# -- counters ----------------------------------------------------------------------------------
+
+
+def test_first_counter_value_is_a_baseline() -> None:
+    """Case D12."""
+    counter = WrappingCounter(1000, 100.0)
+    assert counter.advance(990, 0.0) is None
+    assert counter.dropped == 0
+
+
+@given(
+    range_units=st.integers(100, 10**9),
+    start=st.integers(0, 10**9),
+    rises=st.lists(st.integers(0, 99), min_size=1, max_size=40),
+)
+def test_counter_that_wraps_loses_and_invents_nothing(
+    range_units: int, start: int, rises: list[int]
+) -> None:
+    """Case D12: each domain wraps at its own range."""
+    counter = WrappingCounter(range_units, 100.0)
+    value = start % range_units
+    counter.advance(value, 0.0)
+    found = 0
+    for at, rise in enumerate(rises, 1):
+        value = (value + rise) % range_units
+        found += counter.advance(value, float(at)) or 0
+    assert found == sum(rises)
+    assert counter.dropped == 0
+
+
+def test_impossible_rise_is_dropped_counted_and_a_new_baseline() -> None:
+    """Case D12: a driver that was reloaded starts at 0, which is no wrap."""
+    counter = WrappingCounter(1_000_000, 100.0)
+    counter.advance(500_000, 0.0)
+    assert counter.advance(10, 1.0) is None
+    assert counter.dropped == 1
+    assert counter.advance(60, 2.0) == 50
+
+
+def test_clock_that_stands_still_gives_no_energy() -> None:
+    """Case D5."""
+    counter = WrappingCounter(1000, 100.0)
+    counter.advance(1, 5.0)
+    assert counter.advance(2, 5.0) is None
+
+
+# -- integration -------------------------------------------------------------------------------
+
+
+def test_power_ramp_is_followed_within_three_percent() -> None:
+    """Case D17: one early sample would say 5 W for the whole answer."""
+    ledger = EnergyLedger()
+
+    def ramp(at: float) -> float:  # idle, a steep rise, busy, a fall
+        return (
+            5.0
+            + 20.0 / (1 + math.exp(-6.0 * (at - 2.0)))
+            - 18.0 / (1 + math.exp(-6.0 * (at - 7.0)))
+        )
+
+    feed(ledger, ramp, 10.0, 10.0)
+    truth = sum(ramp(step / 10_000.0) for step in range(100_000)) / 10_000.0
+    assert ledger.totals(10.0).total_joules == pytest.approx(truth, rel=0.03)
+
+
+def test_request_in_a_ramp_is_charged_for_its_own_window() -> None:
+    """Case D17: a request of 3 s on a linear ramp, from 5 W at its start to 20 W at its end."""
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 1}, 0.0)
+    feed(ledger, lambda at: 5.0 * at, 4.0, 10.0)
+    charge = ledger.charge("a", 1.0, 4.0, 3.0)
+    assert charge is not None
+    assert charge.source is INA
+    assert charge.joules == pytest.approx(37.5, rel=0.03)
+
+
+def test_counter_is_preferred_to_the_power_beside_it() -> None:
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, PowerSource.RAPL, None, 0.0))
+    ledger.add(PowerSample(1.0, PowerSource.RAPL, 99.0, 12.0))
+    ledger.add(PowerSample(60.0, PowerSource.RAPL, 1.0, 500.0))  # a counter bridges any gap
+    totals = ledger.totals(60.0)
+    assert totals.total_joules == pytest.approx(500.0)
+    assert totals.estimated_seconds == 0
+
+
+def test_long_gap_between_power_samples_is_an_estimate() -> None:
+    ledger = EnergyLedger(max_gap_seconds=1.0)
+    for at, watts in ((0.0, 10.0), (0.5, 10.0), (10.5, 20.0)):
+        ledger.add(PowerSample(at, INA, watts))
+    totals = ledger.totals(10.5)
+    assert (totals.measured_seconds, totals.estimated_seconds) == (0.5, 10.0)
+    assert totals.total_joules == pytest.approx(155.0)
+
+
+def test_time_since_the_last_sample_counts_with_its_power_and_is_settled_later() -> None:
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, INA, 10.0))
+    assert ledger.totals(0.5).total_joules == pytest.approx(5.0)
+    ledger.add(PowerSample(1.0, INA, 6.0))
+    assert ledger.totals(1.0).total_joules == pytest.approx(8.0)
+
+
+def test_power_that_fell_is_never_negative_energy() -> None:
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, INA, 100.0))
+    handed_out = ledger.totals(0.9).total_joules
+    ledger.add(PowerSample(1.0, INA, 0.0))
+    assert ledger.totals(1.0).total_joules >= handed_out
+    ledger.add(PowerSample(3.0, INA, 100.0))
+    assert ledger.totals(3.0).total_joules == pytest.approx(150.0)
+
+
+def test_sample_that_another_thread_overtook_changes_nothing() -> None:
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, ESTIMATE, 10.0))
+    ledger.add(PowerSample(1.0, ESTIMATE, 10.0))
+    ledger.add(PowerSample(0.9, ESTIMATE, 10.0))
+    ledger.add(PowerSample(2.0, ESTIMATE, 10.0))
+    assert ledger.totals(2.0).total_joules == pytest.approx(20.0)
+
+
+# -- attribution -------------------------------------------------------------------------------
+
+
+def test_overlapping_requests_share_by_the_work_each_did() -> None:
+    """Case D18."""
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 2}, 0.0)
+    feed(ledger, lambda at: 12.0, 4.0, 10.0)
+    first = ledger.charge("a", 0.0, 4.0, 3.0)
+    second = ledger.charge("a", 0.0, 4.0, 1.0)
+    assert first is not None
+    assert second is not None
+    assert first.joules == pytest.approx(36.0)
+    assert second.joules == pytest.approx(12.0)
+    assert ledger.totals(4.0).idle_joules == pytest.approx(0.0, abs=1e-6)
+
+
+def test_staggered_requests_are_charged_what_they_worked() -> None:
+    """Case D18: alone in 0 to 5, both in 5 to 10, the other alone in 10 to 15."""
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, INA, 10.0))
+    ledger.set_active({"a": 1}, 0.0)
+    charges = []
+    for tick in range(1, 151):
+        ledger.add(PowerSample(tick / 10, INA, 10.0))
+        if tick == 50:
+            ledger.set_active({"a": 2}, 5.0)
+        if tick == 100:
+            charges.append(ledger.charge("a", 0.0, 10.0, 7.5))
+            ledger.set_active({"a": 1}, 10.0)
+    charges.append(ledger.charge("a", 5.0, 15.0, 7.5))
+    assert [charge.joules for charge in charges if charge] == pytest.approx([75.0, 75.0])
+
+
+def test_two_busy_engines_share_the_node() -> None:
+    """Case D18: each is busy all the time, and the node is there once."""
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 1, "b": 1}, 0.0)
+    feed(ledger, lambda at: 20.0, 2.0, 10.0)
+    for engine in ("a", "b"):
+        charge = ledger.charge(engine, 0.0, 2.0, 2.0)
+        assert charge is not None
+        assert charge.joules == pytest.approx(20.0)
+    assert ledger.totals(2.0).idle_joules == pytest.approx(0.0, abs=1e-6)
+
+
+def test_request_before_the_first_sample_is_not_charged() -> None:
+    ledger = EnergyLedger()
+    assert ledger.charge("a", 0.0, 1.0, 1.0) is None
+    ledger.add(PowerSample(5.0, INA, 10.0))
+    assert ledger.charge("a", 0.0, 5.5, 1.0) is None
+
+
+def test_request_that_was_half_estimated_says_so() -> None:
+    ledger = EnergyLedger()
+    ledger.add(PowerSample(0.0, ESTIMATE, 10.0))
+    for at in (1.0, 1.5, 2.0):
+        ledger.add(PowerSample(at, INA, 10.0))
+    charge = ledger.charge("a", 0.0, 2.0, 2.0)
+    assert charge is not None
+    assert charge.source is ESTIMATE
+
+
+SLICE = 0.02
+
+bursts = st.lists(
+    st.tuples(
+        st.integers(0, 200),  # arrives, in slices
+        st.integers(5, 150),  # needs this many slices of work
+        st.sampled_from(["a", "b"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=bursts, idle_watts=st.floats(1.0, 20.0), busy_watts=st.floats(20.0, 300.0))
+def test_requests_and_idle_are_the_total_however_they_overlap(
+    requests: list[tuple[int, int, str]], idle_watts: float, busy_watts: float
+) -> None:
+    """Case D18: conservation within 1 %, on engines that share their time evenly."""
+    ledger = EnergyLedger()
+    left = {index: float(work) for index, (_, work, _) in enumerate(requests)}
+    work_done = dict.fromkeys(left, 0.0)
+    active: dict[int, float] = {}
+    charged: dict[int, float] = {}
+    truth = busy_seconds = 0.0
+    slices = 0
+    while left or slices % 10:
+        now = slices * SLICE
+        arrived = [i for i in left if requests[i][0] == slices]
+        active.update(dict.fromkeys(arrived, now))
+        counts = {e: sum(requests[i][2] == e for i in active) for e in ("a", "b")}
+        if arrived:
+            ledger.set_active(counts, now)
+        watts = busy_watts if active else idle_watts
+        if slices % 5 == 0:
+            ledger.add(PowerSample(now, PowerSource.RAPL, watts, truth))
+        slices += 1
+        now = slices * SLICE
+        truth += watts * SLICE
+        busy_seconds += SLICE if active else 0.0
+        for i in list(active):
+            share = 1.0 / counts[requests[i][2]]
+            left[i] -= share
+            work_done[i] += share * SLICE
+            if left[i] <= 0:
+                start = active.pop(i)
+                charge = ledger.charge(requests[i][2], start, now, work_done[i])
+                if charge is not None:
+                    charged[i] = charge.joules
+                del left[i]
+                ledger.set_active(
+                    {e: sum(requests[k][2] == e for k in active) for e in ("a", "b")}, now
+                )
+    end = slices * SLICE
+    ledger.add(PowerSample(end, PowerSource.RAPL, idle_watts, truth))
+    totals = ledger.totals(end)
+    assert totals.total_joules == pytest.approx(truth, rel=0.01)
+    assert sum(charged.values()) + totals.idle_joules == pytest.approx(truth, rel=0.01)
+    assert sum(charged.values()) == pytest.approx(totals.requests_joules)
+    assert totals.idle_joules >= -1e-6
+    assert all(joules >= 0 for joules in charged.values())
+    # Nobody is charged for more than all the time that anyone was busy.
+    assert totals.requests_joules <= busy_watts * busy_seconds * 1.01 + busy_watts * 0.2
