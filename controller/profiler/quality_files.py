@@ -1,0 +1,427 @@
+"""A quality store in a folder: whole generations, with a journal of what came since.
+
+    folder/
+      CURRENT                  name of the generation in force, replaced atomically
+      generation-000003/       manifest.json with sizes and checksums, one .npy file an array
+      journal-000003.bin       records since, each frame with its length and checksum
+
+`QualityFolder.append` is on disk when it returns; `compact` writes a new generation beside the old
+one and only then names it, so a crash at any moment loses nothing that was acknowledged. The search
+index is not kept: it is built from the embeddings at load, so it cannot be out of step with them.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.predictors.neighbour_index import FLAT_UP_TO
+from controller.profiler.quality_store import (
+    EMBEDDING_DIMENSION,
+    InvalidRecordError,
+    QualityRecord,
+    QualityStore,
+    StoreContents,
+)
+
+SCHEMA_VERSION: Final = 1
+
+_ARRAYS: Final = ("digests", "embeddings", "scores", "score_counts", "tokens", "token_counts")
+_FRAME: Final = struct.Struct("<4sII")
+_MAGIC: Final = b"PQR1"
+_LONGEST_FRAME_BYTES: Final = 1 << 20
+
+
+class QualityFilesError(Exception):
+    """The folder cannot be read or written; its text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What was found at the opening.
+
+    Attributes:
+        prompts: in the store.
+        journal_records: taken in from the journal.
+        lost_tail_bytes: at the journal's end, of a write that a crash cut short; its caller was
+            never told that it had succeeded.
+        set_aside: a copy of a journal that is damaged before its end; None when it is not.
+    """
+
+    prompts: int
+    journal_records: int
+    lost_tail_bytes: int
+    set_aside: Path | None
+
+
+class QualityFolder:
+    """A quality store and the folder that keeps it; one process at a time.
+
+    Attributes:
+        store: to be read by anyone; what is added goes through `append`, or is not kept.
+        report: what was found at the opening.
+
+    Args:
+        folder: made when absent.
+        dimension: of the embeddings.
+        flat_up_to: as in `QualityStore`.
+
+    Raises:
+        QualityFilesError: the folder is of another version, damaged, in use or not writable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dimension: int = EMBEDDING_DIMENSION,
+        flat_up_to: int = FLAT_UP_TO,
+    ) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._has_failed = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = _locked(folder / "lock")
+            try:
+                self._open(dimension, flat_up_to)
+            except BaseException:
+                self._lock_file.close()
+                raise
+        except OSError as error:
+            raise QualityFilesError(_explained(folder, error)) from error
+
+    def _open(self, dimension: int, flat_up_to: int) -> None:
+        self._generation = _current(self._folder)
+        contents = _read_generation(self._folder, self._generation)
+        if contents is None:
+            self.store = QualityStore(dimension, flat_up_to)
+        else:
+            try:
+                self.store = QualityStore.from_contents(contents, flat_up_to)
+            except InvalidRecordError as error:
+                raise QualityFilesError(
+                    f"{self._folder} holds what no quality store has written: {error}; "
+                    "restore a copy of the folder or move it away"
+                ) from error
+        if self.store.dimension != dimension:
+            raise QualityFilesError(
+                f"{self._folder} has embeddings of {self.store.dimension} numbers, not "
+                f"{dimension}; it was filled with another embedding model"
+            )
+        journal = self._journal_path(self._generation)
+        records, good_bytes, is_cut_short = _read_journal(journal)
+        size = journal.stat().st_size if journal.exists() else 0
+        set_aside = None
+        if good_bytes < size and not is_cut_short:
+            set_aside = journal.with_suffix(".damaged")
+            shutil.copyfile(journal, set_aside)
+        taken = 0
+        for record in records:
+            try:
+                self.store.add([record])
+            except InvalidRecordError as error:
+                raise QualityFilesError(
+                    f"{journal} holds a record that cannot be stored: {error}; "
+                    "it was written with other settings: move it away"
+                ) from error
+            taken += 1
+        self._journal = journal.open("r+b" if journal.exists() else "w+b")
+        self._journal.truncate(good_bytes)
+        self._journal.seek(good_bytes)
+        self._journal_records = taken
+        _remove_other_generations(self._folder, self._generation)
+        self.report = LoadReport(
+            prompts=len(self.store),
+            journal_records=taken,
+            lost_tail_bytes=size - good_bytes if is_cut_short else 0,
+            set_aside=set_aside,
+        )
+
+    def __enter__(self) -> "QualityFolder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def journal_records(self) -> int:
+        """Records since the generation was written; `compact` makes it 0."""
+        return self._journal_records
+
+    def append(self, records: Sequence[QualityRecord]) -> None:
+        """Keep records: on disk first, then in the store; all or none.
+
+        Blocks for a disk flush: not for the event loop.
+
+        Raises:
+            InvalidRecordError: a record cannot be stored; nothing was kept.
+            QualityFilesError: the disk is full or the folder cannot be written; nothing was kept.
+        """
+        with self._lock:
+            frames = b"".join(_frame(record) for record in self._checked(records))
+            self._require_journal()
+            start = self._journal.tell()
+            try:
+                self._journal.write(frames)
+                self._journal.flush()
+                os.fsync(self._journal.fileno())
+            except OSError as error:
+                self._rewind(start)
+                raise QualityFilesError(_explained(self._folder, error)) from error
+            self.store.add(records)
+            self._journal_records += len(records)
+
+    def compact(self) -> None:
+        """Write everything as a new generation and begin an empty journal.
+
+        Takes as long as writing the embeddings does; `append` waits meanwhile.
+
+        Raises:
+            QualityFilesError: the disk is full or the folder cannot be written; all is as before.
+        """
+        with self._lock:
+            following = self._generation + 1
+            try:
+                _write_generation(self._folder, following, self.store.contents())
+                fresh = self._journal_path(following).open("w+b")
+                _flush_folder(self._folder)
+                _write_atomically(self._folder / "CURRENT", f"{_name(following)}\n".encode())
+            except OSError as error:
+                shutil.rmtree(self._folder / _name(following), ignore_errors=True)
+                raise QualityFilesError(_explained(self._folder, error)) from error
+            self._journal.close()
+            self._journal, self._generation = fresh, following
+            self._journal_records, self._has_failed = 0, False
+            _remove_other_generations(self._folder, following)
+
+    def close(self) -> None:
+        """Let the folder go; nothing is written."""
+        self._journal.close()
+        self._lock_file.close()
+
+    def _checked(self, records: Sequence[QualityRecord]) -> Sequence[QualityRecord]:
+        models: dict[str, str] = {}
+        for record in records:
+            self.store.check(record)
+            if models.setdefault(record.destination, record.model) != record.model:
+                raise InvalidRecordError(f"these records give {record.destination!r} two models")
+        return records
+
+    def _require_journal(self) -> None:
+        if self._has_failed:
+            raise QualityFilesError(
+                f"{self._folder} could not be written and the journal could not be set back; "
+                "free space and compact, or start anew"
+            )
+
+    def _rewind(self, start: int) -> None:
+        # Half a frame at the end would hide every record behind it from the next start.
+        with suppress(OSError):  # what is still buffered is cut off below
+            self._journal.close()
+        try:
+            self._journal = self._journal_path(self._generation).open("r+b")
+            self._journal.truncate(start)
+            self._journal.seek(start)
+        except OSError:
+            self._has_failed = True
+
+    def _journal_path(self, generation: int) -> Path:
+        return self._folder / f"journal-{generation:06d}.bin"
+
+
+def _name(generation: int) -> str:
+    return f"generation-{generation:06d}"
+
+
+def _current(folder: Path) -> int:
+    """The generation in force; 0 before the first."""
+    path = folder / "CURRENT"
+    if not path.exists():
+        if any(folder.glob("generation-*/manifest.json")):
+            raise QualityFilesError(
+                f"{folder} has generations but no CURRENT file; write the name of the newest whole "
+                "one into it, such as `generation-000003`"
+            )
+        return 0
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    number = text.removeprefix("generation-")
+    if not number.isdecimal():
+        raise QualityFilesError(f"{path} names no generation: {text[:80]!r}; restore the folder")
+    return int(number)
+
+
+def _read_generation(folder: Path, generation: int) -> StoreContents | None:
+    if generation == 0:
+        return None
+    path = folder / _name(generation)
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        version = manifest["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise QualityFilesError(
+                f"{path} has schema version {version}; this controller reads {SCHEMA_VERSION}"
+            )
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in _ARRAYS:
+            file = path / f"{name}.npy"
+            if _sha256(file) != manifest["sha256"][name]:
+                raise QualityFilesError(f"{file} is damaged; restore a copy of {folder}")
+            arrays[name] = np.load(file, allow_pickle=False)
+        return StoreContents(
+            destinations=tuple(manifest["destinations"]),
+            models=tuple(manifest["models"]),
+            **arrays,
+        )
+    except (KeyError, TypeError, ValueError, FileNotFoundError) as error:
+        raise QualityFilesError(
+            f"{path} cannot be read ({error}); restore a copy of {folder}"
+        ) from error
+
+
+def _write_generation(folder: Path, generation: int, contents: StoreContents) -> None:
+    path = folder / _name(generation)
+    shutil.rmtree(path, ignore_errors=True)  # of an attempt that failed
+    path.mkdir()
+    sums: dict[str, str] = {}
+    for name in _ARRAYS:
+        file = path / f"{name}.npy"
+        with file.open("wb") as opened:
+            np.save(opened, getattr(contents, name), allow_pickle=False)
+            opened.flush()
+            os.fsync(opened.fileno())
+        sums[name] = _sha256(file)
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "prompts": len(contents.digests),
+        "destinations": list(contents.destinations),
+        "models": list(contents.models),
+        "sha256": sums,
+    }
+    _write_atomically(path / "manifest.json", json.dumps(manifest, indent=1).encode())
+
+
+def _frame(record: QualityRecord) -> bytes:
+    head = json.dumps(
+        {
+            "digest": record.prompt_digest.hex(),
+            "destination": record.destination,
+            "model": record.model,
+            "score": record.score,
+            "output_tokens": record.output_tokens,
+        }
+    ).encode()
+    body = struct.pack("<I", len(head)) + head
+    body += np.asarray(record.embedding, dtype="<f4").tobytes()
+    return _FRAME.pack(_MAGIC, len(body), zlib.crc32(body)) + body
+
+
+def _read_journal(path: Path) -> tuple[list[QualityRecord], int, bool]:
+    """Its records, how many bytes they take, and whether what follows is one frame cut short."""
+    records: list[QualityRecord] = []
+    if not path.exists():
+        return records, 0, False
+    good = 0
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        while start := file.read(_FRAME.size):
+            if len(start) < _FRAME.size:
+                return records, good, True
+            magic, length, checksum = _FRAME.unpack(start)
+            if magic != _MAGIC or length > _LONGEST_FRAME_BYTES:
+                return records, good, False
+            body = file.read(length)
+            if len(body) < length:
+                return records, good, True
+            if zlib.crc32(body) != checksum:
+                # Pages of the last write may reach the disk in any order before a power cut.
+                return records, good, file.tell() == size
+            records.append(_record(body))
+            good = file.tell()
+    return records, good, False
+
+
+def _record(body: bytes) -> QualityRecord:
+    (length,) = struct.unpack_from("<I", body)
+    head = json.loads(body[4 : 4 + length])
+    return QualityRecord(
+        prompt_digest=bytes.fromhex(head["digest"]),
+        embedding=np.frombuffer(body, dtype="<f4", offset=4 + length),
+        destination=head["destination"],
+        model=head["model"],
+        score=head["score"],
+        output_tokens=head["output_tokens"],
+    )
+
+
+def _remove_other_generations(folder: Path, kept: int) -> None:
+    for path in folder.glob("generation-*"):
+        if path.name != _name(kept):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("journal-*.bin"):
+        if path.name != f"journal-{kept:06d}.bin":
+            with suppress(OSError):  # removed at the next start
+                path.unlink()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    import fcntl
+
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise QualityFilesError(
+            f"{path.parent} is in use by another process; stop it or name another folder"
+        ) from None
+    return file
+
+
+def _write_atomically(path: Path, text: bytes) -> None:
+    fresh = path.with_name(f"{path.name}.new")
+    with fresh.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _explained(folder: Path, error: OSError) -> str:
+    return (
+        f"the quality store in {folder} cannot be read or written: {error.strerror or error}; "
+        "free space there, mend its permissions, or name another folder"
+    )

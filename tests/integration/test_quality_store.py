@@ -1,0 +1,182 @@
+"""The quality store on a real disk: crashes, damage and what survives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.profiler.quality_files import QualityFilesError, QualityFolder
+from controller.profiler.quality_store import InvalidRecordError, QualityRecord, prompt_digest
+
+DIMENSION = 8
+
+
+def record(prompt: int, score: float = 1.0, destination: str = "pi/small") -> QualityRecord:
+    values = np.random.default_rng(prompt).standard_normal(DIMENSION)
+    embedding = (values / np.linalg.norm(values)).astype(np.float32)
+    return QualityRecord(prompt_digest(str(prompt)), embedding, destination, "small", score, 7)
+
+
+def opened(folder: Path) -> QualityFolder:
+    return QualityFolder(folder, DIMENSION)
+
+
+def journal_of(folder: Path) -> Path:
+    (journal,) = folder.glob("journal-*.bin")
+    return journal
+
+
+def test_records_survive_without_any_goodbye(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "sys.path[:0] = [sys.argv[2], sys.argv[3]]\n"
+        "from pathlib import Path\n"
+        "import test_quality_store as t\n"
+        "folder = t.opened(Path(sys.argv[1]))\n"
+        "folder.append([t.record(p) for p in range(5)])\n"
+        "folder.compact()\n"
+        "folder.append([t.record(5), t.record(0, 0.0)])\n"
+        "os._exit(9)\n"
+    )
+    here = Path(__file__).parent
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(here), str(here.parents[1])],
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 9
+    with opened(tmp_path) as folder:
+        assert folder.report.prompts == len(folder.store) == folder.store.indexed_prompts == 6
+        assert folder.report.journal_records == 2
+        (column,) = folder.store.columns()
+        assert column.mean_quality_ratio == pytest.approx((0.5 + 5) / 6)
+        assert column.mean_output_tokens == 7.0
+
+
+def test_compacting_changes_nothing_but_the_files(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(p, p / 10) for p in range(10)])
+        before = folder.store.contents()
+        folder.compact()
+        assert folder.journal_records == 0
+        folder.compact()
+    assert len(list(tmp_path.glob("generation-*"))) == 1
+    with opened(tmp_path) as folder:
+        after = folder.store.contents()
+    assert (after.embeddings == before.embeddings).all()
+    assert np.array_equal(after.scores, before.scores, equal_nan=True)
+    assert after.destinations == before.destinations
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 20, 60])
+def test_a_write_cut_short_is_dropped_and_reported(tmp_path: Path, cut_bytes: int) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        folder.append([record(2)])
+    os.truncate(journal_of(tmp_path), journal_of(tmp_path).stat().st_size - cut_bytes)
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 1
+        assert folder.report.lost_tail_bytes > 0
+        folder.append([record(3)])
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 2
+        assert folder.report.lost_tail_bytes == 0
+
+
+def test_a_journal_damaged_in_the_middle_is_set_aside_whole(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        for prompt in range(3):
+            folder.append([record(prompt)])
+    journal = journal_of(tmp_path)
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    journal.write_bytes(data)
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 1
+        assert folder.report.set_aside is not None
+        assert folder.report.set_aside.read_bytes() == data
+
+
+@pytest.mark.parametrize("name", ["embeddings.npy", "scores.npy", "manifest.json"])
+def test_a_damaged_generation_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(p) for p in range(3)])
+        folder.compact()
+    (file,) = tmp_path.glob(f"generation-*/{name}")
+    data = bytearray(file.read_bytes())
+    data[-9:] = bytes(9)
+    file.write_bytes(data)
+    with pytest.raises(QualityFilesError, match="restore a copy"):
+        opened(tmp_path)
+
+
+def test_a_generation_of_another_schema_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        folder.compact()
+    (manifest,) = tmp_path.glob("generation-*/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 7'))
+    with pytest.raises(QualityFilesError, match="schema version 7"):
+        opened(tmp_path)
+
+
+def test_a_lost_current_file_is_not_taken_for_an_empty_store(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        folder.compact()
+    (tmp_path / "CURRENT").unlink()
+    with pytest.raises(QualityFilesError, match="no CURRENT file"):
+        opened(tmp_path)
+
+
+def test_a_folder_of_another_embedding_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        folder.compact()
+    with pytest.raises(QualityFilesError, match="another embedding model"):
+        QualityFolder(tmp_path, DIMENSION + 1)
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(QualityFilesError, match="in use"):
+        opened(tmp_path)
+
+
+def test_a_refused_record_leaves_no_trace_on_disk(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        with pytest.raises(InvalidRecordError):
+            folder.append([record(2), record(3, score=2.0)])
+        folder.append([record(4)])
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 2
+
+
+def test_a_full_disk_is_said_and_nothing_half_written_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            with pytest.raises(QualityFilesError, match="No space left"):
+                folder.append([record(2)])
+            with pytest.raises(QualityFilesError, match="No space left"):
+                folder.compact()
+        assert len(folder.store) == 1
+        folder.append([record(3)])
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 2
+        assert folder.report.lost_tail_bytes == 0
+
+
+def test_a_file_where_the_folder_should_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(QualityFilesError, match="name another folder"):
+        opened(tmp_path / "file")
