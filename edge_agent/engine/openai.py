@@ -12,9 +12,6 @@ httpx is imported by `load`, so an agent without remote models never pays for it
 import asyncio
 import codecs
 import contextlib
-import datetime
-import email.utils
-import enum
 import functools
 import json
 import math
@@ -22,9 +19,8 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -47,6 +43,20 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.engine.event_stream import EventStream
+from edge_agent.engine.openai_endpoint import (
+    Listing,
+    RemoteError,
+    RemoteIssue,
+    connection_failed,
+    endpoint_failure,
+    error_object,
+    look,
+    new_client,
+    positive_or_none,
+    read_api_key,
+    read_body,
+    retry_after_seconds,
+)
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
@@ -61,7 +71,6 @@ Json = dict[str, Any]
 DEFAULT_CONTEXT_TOKENS: Final = 4096
 _DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
 _TOKENS_PER_MESSAGE: Final = 5
-_LOOK_SECONDS: Final = 15.0
 _USAGE_SECONDS: Final = 2.0
 """How long the usage may come after the finish reason."""
 _TAIL_SECONDS: Final = 0.05
@@ -69,7 +78,6 @@ _TAIL_SECONDS: Final = 0.05
 _PROGRESS_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
 _LEAST_SECONDS: Final = 1e-6
-_MAX_LISTING_BYTES: Final = 8_000_000
 _MAX_ERROR_BYTES: Final = 65_536
 _MAX_WORDS: Final = 300
 _TRIAL_ANSWER_TOKENS: Final = 32
@@ -102,36 +110,8 @@ _OPTIONAL_PARAMETERS: Final = frozenset(
 )
 
 
-class RemoteIssue(enum.Enum):
-    """What is wrong with an endpoint, as operators see it."""
-
-    UNREACHABLE = "remote_unreachable"
-    MISCONFIGURED = "remote_misconfigured"
-    KEY_UNUSABLE = "remote_key_unusable"
-    KEY_REFUSED = "remote_key_refused"
-    QUOTA_EXHAUSTED = "remote_quota_exhausted"
-    MODEL_MISSING = "remote_model_missing"
-    STALLED = "remote_stalled"
-    FAILED = "remote_failed"
-
-
 _NEEDS_CHANGE: Final = frozenset({RemoteIssue.KEY_REFUSED, RemoteIssue.QUOTA_EXHAUSTED})
 """Issues that an endpoint's list of models does not show to be gone."""
-
-
-class RemoteError(EngineError):
-    """An endpoint failed.
-
-    Attributes:
-        issue: what is wrong with it.
-        is_down: False when only this one answer failed.
-    """
-
-    def __init__(self, issue: RemoteIssue, message: str, is_down: bool = True) -> None:
-        stalled = issue is RemoteIssue.STALLED
-        super().__init__(EngineFailure.STALLED if stalled else EngineFailure.CRASHED, message)
-        self.issue = issue
-        self.is_down = is_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +159,6 @@ class OpenAiSettings:
     first_token_seconds: float = 300.0
     is_measured: bool = True
     declared: Rates = Rates()
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What an endpoint says of a model; `context_tokens` is None when it does not say."""
-
-    model: str
-    context_tokens: int | None
 
 
 class _ParameterRefused(Exception):
@@ -599,7 +571,7 @@ class OpenAiEngine:
         except httpx.HTTPError as error:
             if stream.finish is not None:
                 return self._finish(stream)  # only the end of the stream was lost
-            raise self._connection_failed(error) from error
+            raise connection_failed(self._base_url, error) from error
         if stream.finish is not None:
             return self._finish(stream)  # only the usage or the end of the stream did not come
         raise RemoteError(
@@ -654,9 +626,9 @@ class OpenAiEngine:
         if chunk.get("error"):
             raise self._error_frame(stream, chunk["error"])
         usage = chunk.get("usage") or {}
-        if _positive(usage.get("prompt_tokens")) is not None:
+        if positive_or_none(usage.get("prompt_tokens")) is not None:
             stream.prompt_tokens = usage["prompt_tokens"]
-            stream.completion_tokens = _positive(usage.get("completion_tokens")) or 0
+            stream.completion_tokens = positive_or_none(usage.get("completion_tokens")) or 0
         for choice in (chunk.get("choices") or ())[:1]:
             delta = choice.get("delta") or {}
             text = choice.get("text") or delta.get("content") or ""
@@ -857,16 +829,13 @@ class OpenAiEngine:
                 log.info("remote.came_back", base_url=self._base_url)
                 return
 
-    def _connection_failed(self, error: Exception) -> RemoteError:
-        return connection_failed(self._base_url, error)
-
     async def _refusal(
         self, response: "httpx.Response", stream: _Stream
     ) -> RemoteError | RejectedError | _ParameterRefused:
         """What a response that is no answer means."""
         status = response.status_code
-        body = await _read_body(response, _MAX_ERROR_BYTES)
-        error = _error_object(body)
+        body = await read_body(response, _MAX_ERROR_BYTES)
+        error = error_object(body)
         words = self._words(error.get("message"))
         code, kind = error.get("code"), error.get("type")
         is_raw = isinstance(stream.request.prompt, str)
@@ -874,12 +843,15 @@ class OpenAiEngine:
             self._takes_raw_prompts = False
             return _raw_prompt_rejected()
         failure = endpoint_failure(
-            status, code, f"{self._base_url}{'' if not error else ' says' + words}", self.settings
+            status,
+            code,
+            f"{self._base_url}{words and ' says' + words}",
+            self.settings.api_key_file or self.settings.api_key_env,
         )
         if failure is not None:
             return failure
         if status in (429, 503):
-            pause = _retry_after_seconds(response.headers.get("retry-after"))
+            pause = retry_after_seconds(response.headers.get("retry-after"))
             if status == 503 and pause is None:
                 return RemoteError(
                     RemoteIssue.UNREACHABLE, f"{self._base_url} is not available now{words}."
@@ -999,218 +971,6 @@ class MeasuredView:
         await self._engine.close()
 
 
-def new_client(connections: int, connect_seconds: float) -> "httpx.AsyncClient":
-    """An HTTP client without deadlines of its own but for connecting and sending.
-
-    Redirects are not followed, for they would carry the key elsewhere. Proxies and certificates
-    of authorities come from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE).
-    """
-    import httpx
-
-    return httpx.AsyncClient(
-        timeout=httpx.Timeout(None, connect=connect_seconds, write=30.0),
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        follow_redirects=False,
-    )
-
-
-def read_api_key(path: str, variable: str, environ: Mapping[str, str]) -> str | None:
-    """The key from a file or an environment variable; None when neither is named.
-
-    Raises:
-        RemoteError: it cannot be read or is no key; the text never shows it.
-    """
-    if path:
-        try:
-            key = Path(path).expanduser().read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise RemoteError(
-                RemoteIssue.KEY_UNUSABLE,
-                f"The API key file {path} cannot be read: {reason}; let the agent's user read it.",
-            ) from None
-    elif variable:
-        key = environ.get(variable, "").strip()
-    else:
-        return None
-    if not key or not all("!" <= character <= "~" for character in key):
-        raise RemoteError(
-            RemoteIssue.KEY_UNUSABLE,
-            f"{path or 'The environment variable ' + variable} holds no API key: one line of"
-            " visible ASCII characters is needed.",
-        )
-    return key
-
-
-async def look(
-    client: "httpx.AsyncClient",
-    base_url: str,
-    model: str,
-    headers: Callable[[], dict[str, str]],
-) -> Listing:
-    """Find an endpoint and a model there: by /models, else, by /health, the endpoint alone.
-
-    Args:
-        base_url: without a slash at its end.
-        model: empty takes the only one.
-        headers: with the key, if there is one.
-
-    Raises:
-        RemoteError: there is no such endpoint or model; says what to do.
-    """
-    import httpx
-
-    with anyio.move_on_after(_LOOK_SECONDS):
-        try:
-            return await _look(client, base_url, model, headers())
-        except httpx.HTTPError as error:
-            raise connection_failed(base_url, error) from error
-    raise RemoteError(
-        RemoteIssue.UNREACHABLE, f"{base_url} did not list its models within {_LOOK_SECONDS:g} s."
-    )
-
-
-async def _look(
-    client: "httpx.AsyncClient", base_url: str, model: str, headers: dict[str, str]
-) -> Listing:
-    status, body = await _get(client, f"{base_url}/models", headers)
-    if status in (404, 405, 501):
-        status, _ = await _get(client, f"{base_url.removesuffix('/v1')}/health", headers)
-        if status == 200 and model:
-            return Listing(model, None)
-        if status == 200:
-            raise RemoteError(
-                RemoteIssue.MISCONFIGURED, f"{base_url} does not list its models; set remote.model."
-            )
-        raise RemoteError(
-            RemoteIssue.MISCONFIGURED,
-            f"There is no OpenAI-compatible server at {base_url}; base_url usually ends in /v1.",
-        )
-    if status != 200:
-        error = _error_object(body)
-        failure = endpoint_failure(status, error.get("code"), base_url, None)
-        raise failure or RemoteError(
-            RemoteIssue.UNREACHABLE, f"{base_url} answers with HTTP status {status}."
-        )
-    found = _listed(body, base_url)
-    if model in found:
-        return Listing(model, found[model])
-    if not model and len(found) == 1:
-        return Listing(*next(iter(found.items())))
-    if model and await _has_unlisted(client, f"{base_url}/models/{model}", headers):
-        return Listing(model, None)
-    names = ", ".join(sorted(found)[:20]) or "none"
-    wanted = f"no model {model!r}" if model else "more than one model or none; set remote.model"
-    raise RemoteError(RemoteIssue.MODEL_MISSING, f"{base_url} has {wanted}. It lists: {names}.")
-
-
-async def _has_unlisted(client: "httpx.AsyncClient", url: str, headers: dict[str, str]) -> bool:
-    """Whether a server knows a name that it does not list, such as an alias."""
-    status, _ = await _get(client, url, headers)
-    return status == 200
-
-
-async def _get(client: "httpx.AsyncClient", url: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    async with client.stream("GET", url, headers=headers) as response:
-        return response.status_code, await _read_body(response, _MAX_LISTING_BYTES)
-
-
-def _listed(body: bytes, base_url: str) -> dict[str, int | None]:
-    """Names and contexts of the models in a list; vLLM and Pointsman say the context."""
-    try:
-        entries = json.loads(body)["data"] or ()
-        return {
-            str(entry["id"]): _positive(
-                entry.get("max_model_len")
-                or (entry.get("pointsman") or {}).get("context_tokens")
-                or entry.get("context_length")
-            )
-            for entry in entries
-        }
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise RemoteError(
-            RemoteIssue.MISCONFIGURED,
-            f"{base_url}/models is no list of models; is it an OpenAI-compatible server?",
-        ) from None
-
-
-def _positive(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def endpoint_failure(
-    status: int, code: object, who: str, settings: OpenAiSettings | None
-) -> RemoteError | None:
-    """What is wrong with an endpoint by the status of a response; None when it is the request.
-
-    Args:
-        code: of the response's error object.
-        who: the endpoint, as the sentence names it.
-        settings: where the key is from; None does not say.
-    """
-    source = ""
-    if settings is not None:
-        source = settings.api_key_file or settings.api_key_env
-    where = f" in {source}" if source else " (api_key_file or api_key_env)"
-    if status in (401, 403):
-        return RemoteError(
-            RemoteIssue.KEY_REFUSED,
-            f"The endpoint refuses the API key with HTTP status {status}; put a valid one{where}.",
-        )
-    if status == 402 or (status == 429 and code == "insufficient_quota"):
-        return RemoteError(
-            RemoteIssue.QUOTA_EXHAUSTED,
-            "The endpoint's account has no credit left; top it up, or use another key.",
-        )
-    if status == 404:
-        return RemoteError(
-            RemoteIssue.MODEL_MISSING, f"HTTP status 404: {who}. Check base_url and remote.model."
-        )
-    if 300 <= status < 400:
-        return RemoteError(
-            RemoteIssue.MISCONFIGURED, f"HTTP status {status}: {who} has moved; correct base_url."
-        )
-    return None
-
-
-def connection_failed(base_url: str, error: Exception) -> RemoteError:
-    """An HTTP exchange that did not come to its end, in words."""
-    import httpx
-
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        text = f"{base_url} does not answer; is it running, and does a firewall let it pass?"
-    elif isinstance(error, httpx.ConnectError):
-        text = f"{base_url} cannot be reached ({error}); is it running?"
-    else:
-        text = f"The connection to {base_url} broke ({type(error).__name__})."
-    return RemoteError(RemoteIssue.UNREACHABLE, text)
-
-
-async def _read_body(response: "httpx.Response", limit: int) -> bytes:
-    body = bytearray()
-    async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > limit:
-            break
-    return bytes(body[:limit])
-
-
-def _error_object(body: bytes) -> Json:
-    """The error that a body tells of; empty when it tells of none."""
-    try:
-        data = json.loads(body)
-    except ValueError:
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    error = data.get("error")
-    if isinstance(error, dict):
-        return error
-    if isinstance(error, str):  # Ollama's own interface
-        return {"message": error}
-    return data if data.get("object") == "error" else {}  # vLLM before 0.10
-
-
 def _finish_reason(reason: object) -> StopReason:
     found = _FINISH_REASONS.get(str(reason))
     if found is not None:
@@ -1222,23 +982,6 @@ def _finish_reason(reason: object) -> StopReason:
     raise RemoteError(
         RemoteIssue.FAILED, f"The endpoint ended the answer with {reason!r}.", is_down=False
     )
-
-
-def _retry_after_seconds(value: str | None) -> float | None:
-    """Seconds from a Retry-After header, which holds them or a date; None without a meaning."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            then = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        if then.tzinfo is None:
-            then = then.replace(tzinfo=datetime.timezone.utc)
-        seconds = (then - datetime.datetime.now(datetime.timezone.utc)).total_seconds()
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def _raw_prompt_rejected() -> RejectedError:

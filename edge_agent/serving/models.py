@@ -11,6 +11,8 @@ import structlog
 
 from edge_agent.config import ModelSettings, Settings
 from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
+from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
+from edge_agent.engine.openai_endpoint import RemoteError
 from edge_agent.errors import AgentError, EngineError, EngineFailure
 from edge_agent.lifecycle import ModelPhase
 
@@ -34,14 +36,17 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A verified file and what the catalogue says of it.
+    """A verified file and what the catalogue says of it, or a remote model and its settings.
 
     Attributes:
+        path: None for a remote model.
+        digest: of the file; for a remote model of where it is.
+        context_tokens: 0 for a remote model whose settings do not say.
         chat_template: overrides the file's own; None uses the file's.
         is_base_model: not tuned to follow instructions.
     """
 
-    path: Path
+    path: Path | None
     digest: str
     family: str
     parameters_billions: float
@@ -64,6 +69,7 @@ class PrepareModel(Protocol):
 
 
 MakeEngine = Callable[[EngineSettings], InferenceEngine]
+MakeRemoteEngine = Callable[[OpenAiSettings], OpenAiEngine]
 Calibrate = Callable[[InferenceEngine, int], Awaitable[Speeds]]
 
 
@@ -91,6 +97,7 @@ class ModelHost:
 
     Attributes:
         on_change: called after each change of what the controller is told.
+        make_remote_engine: what asks a remote endpoint.
     """
 
     settings: Settings
@@ -98,6 +105,7 @@ class ModelHost:
     make_engine: MakeEngine
     calibrate: Calibrate
     on_change: Callable[[], None]
+    make_remote_engine: MakeRemoteEngine = OpenAiEngine
     models: dict[str, HostedModel] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,12 +143,16 @@ class ModelHost:
             self.on_change()
 
         model.phase = ModelPhase.LOADING
-        report("preparing the model file")
+        is_remote = model.settings.remote is not None
+        report("asking the remote endpoint" if is_remote else "preparing the model file")
         engine: InferenceEngine | None = None
         try:
             model.prepared = await self.prepare(model.settings.name, report)
-            report("loading")
-            engine = self.make_engine(self._engine_settings(model, model.prepared))
+            report("trying out the remote endpoint" if is_remote else "loading")
+            if is_remote:
+                engine = self.make_remote_engine(remote_engine_settings(model.settings))
+            else:
+                engine = self.make_engine(self._engine_settings(model, model.prepared))
             model.loaded = await engine.load()
             report("measuring its speed")
             model.speeds = await self._speeds(model, engine, model.loaded)
@@ -189,6 +201,7 @@ class ModelHost:
 
     def _engine_settings(self, model: HostedModel, prepared: PreparedModel) -> EngineSettings:
         wanted = model.settings
+        assert prepared.path is not None  # only a remote model has none
         return EngineSettings(
             model_path=prepared.path,
             context_tokens=wanted.context_tokens or min(prepared.context_tokens, 4096),
@@ -204,26 +217,69 @@ class ModelHost:
     ) -> Speeds:
         """Measured before under the same conditions, or measured now and kept."""
         assert model.prepared is not None
-        settings = self._engine_settings(model, model.prepared)
-        key = "/".join(
-            (
-                f"method={_CALIBRATION_METHOD}",
-                model.prepared.digest,
-                loaded.engine_version,
-                f"slots={settings.slots}",
-                f"threads={settings.threads}",
-                f"gpu={settings.gpu_layers}",
-                f"share={settings.cpu_share_ratio:g}",
-                f"context={settings.context_tokens}",
-            )
-        )
+        if isinstance(engine, OpenAiEngine):
+            known = engine.known_rates
+            if known is not None:
+                return Speeds(*known)
+            measured: InferenceEngine = engine.for_measuring()
+        else:
+            measured = engine
+        key = self._calibration_key(model, model.prepared, loaded)
         path = self.settings.data_dir / "calibrations.json"
         kept = _read_calibrations(path)
         if key in kept:
             return kept[key]
-        speeds = await self.calibrate(engine, settings.slots)
+        speeds = await self.calibrate(measured, model.settings.slots)
         _write_calibrations(path, {**kept, key: speeds})
         return speeds
+
+    def _calibration_key(
+        self, model: HostedModel, prepared: PreparedModel, loaded: LoadedModel
+    ) -> str:
+        """All that a measured speed depends on."""
+        conditions = [
+            f"method={_CALIBRATION_METHOD}",
+            prepared.digest,
+            loaded.engine_version,
+            f"slots={model.settings.slots}",
+        ]
+        if model.settings.remote is None:
+            settings = self._engine_settings(model, prepared)
+            conditions += [
+                f"threads={settings.threads}",
+                f"gpu={settings.gpu_layers}",
+                f"share={settings.cpu_share_ratio:g}",
+                f"context={settings.context_tokens}",
+            ]
+        return "/".join(conditions)
+
+
+def remote_engine_settings(model: ModelSettings) -> OpenAiSettings:
+    """How a remote model is asked. One that costs money is not measured beyond one small request.
+
+    Args:
+        model: with `remote`.
+    """
+    remote = model.remote
+    assert remote is not None
+    return OpenAiSettings(
+        base_url=remote.base_url,
+        model=remote.model,
+        slots=model.slots,
+        context_tokens=remote.context_tokens or model.context_tokens,
+        api_key_file=remote.api_key_file,
+        api_key_env=remote.api_key_env,
+        has_chat_template=not remote.is_base_model,
+        supports_raw_prompts=remote.supports_raw_prompts,
+        omit_parameters=remote.omit_parameters,
+        first_token_seconds=remote.first_token_seconds,
+        is_measured=remote.calibrate and not model.has_price,
+        declared=Rates(
+            remote.prefill_tokens_per_second,
+            remote.decode_tokens_per_second,
+            remote.saturated_decode_tokens_per_second,
+        ),
+    )
 
 
 def default_threads() -> int:
@@ -235,6 +291,8 @@ def default_threads() -> int:
 
 
 def _issue_of(error: AgentError) -> str:
+    if isinstance(error, RemoteError):
+        return f"{error.issue.value}: {error}"
     if isinstance(error, EngineError):
         name = (
             "model_file_missing" if error.kind is EngineFailure.MISSING_FILE else error.kind.value

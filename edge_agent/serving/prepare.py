@@ -1,20 +1,24 @@
 """From a model's name to a verified file, by way of the catalogue."""
 
+import hashlib
 from collections.abc import Callable
 
-from edge_agent.config import Settings
+from edge_agent.config import RemoteSettings, Settings
 from edge_agent.models.progress import PullProgress, PullStage
 from edge_agent.serving.models import PreparedModel
 
 
 class ModelPreparer:
-    """Pulls what is missing, and verifies what is there."""
+    """Pulls what is missing, and verifies what is there; a remote model needs neither."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._remote = {model.name: model.remote for model in settings.models if model.remote}
 
     async def __call__(self, name: str, report: Callable[[str], None]) -> PreparedModel:
         """Prepare a model; see `PrepareModel`."""
+        if name in self._remote:
+            return describe_remote(name, self._remote[name])
         # Read late: the catalogue and the downloader cost start-up time, and an agent whose models
         # are all there needs them once.
         from edge_agent.models.catalog import load_catalog
@@ -49,3 +53,19 @@ class ModelPreparer:
             chat_template=entry.template.jinja,
             is_base_model=entry.is_base_model,
         )
+
+
+def describe_remote(name: str, remote: RemoteSettings) -> PreparedModel:
+    """What routing is told of a remote model before its endpoint was asked."""
+    where = f"{remote.base_url.rstrip('/')} {remote.model}"
+    return PreparedModel(
+        path=None,
+        # Whose bytes these are, nobody can say; where they are is all that tells two apart.
+        digest=f"remote-{hashlib.sha256(where.encode()).hexdigest()}",
+        family=remote.family or name,
+        parameters_billions=remote.parameters_billions,
+        quantisation=remote.quantisation,
+        context_tokens=remote.context_tokens,
+        chat_template=None,
+        is_base_model=remote.is_base_model,
+    )
