@@ -50,12 +50,16 @@ class PowerSettings:
         max_watts: drawn when fully busy.
         transmit_watts: extra while sending.
         receive_watts: extra while receiving.
+        pmic_scale: a Pi 5's power divided by the sum of its measured rails; unset takes 1.145.
+        pmic_offset_watts: what a Pi 5 draws beside its measured rails; unset takes 0.588.
     """
 
     idle_watts: float | None = None
     max_watts: float | None = None
     transmit_watts: float | None = None
     receive_watts: float | None = None
+    pmic_scale: float | None = None
+    pmic_offset_watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +343,8 @@ def _check(settings: Settings) -> list[str]:
         watts = getattr(power, entry.name)
         if watts is not None and not 0 <= watts < 1e6:
             problems.append(f"power.{entry.name}: 0 or more, not {watts}")
+    if power.pmic_scale == 0:
+        problems.append("power.pmic_scale: above 0; 1 takes the rails as they are")
     idle, busy = power.idle_watts, power.max_watts
     if idle is not None and busy is not None and idle > busy:
         problems.append("power.max_watts: at least idle_watts")
