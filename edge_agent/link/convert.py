@@ -3,8 +3,9 @@
 from edge_agent.engine.base import Message, Sampling
 from edge_agent.identity import HostDescription
 from edge_agent.lifecycle import ModelPhase
-from edge_agent.sensors.base import HostSample
+from edge_agent.sensors.base import HostSample, PowerSource
 from edge_agent.sensors.power_model import PowerModel
+from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
 from edge_agent.serving.models import HostedModel
 from edge_agent.serving.work import WorkOrder
@@ -21,6 +22,15 @@ _OUTCOMES = {
     Outcome.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Outcome.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
     Outcome.FAILED: types_pb2.FINISH_REASON_FAILED,
+}
+
+_POWER_SOURCES = {
+    PowerSource.ESTIMATE: types_pb2.POWER_SOURCE_ESTIMATE,
+    PowerSource.RAPL: types_pb2.POWER_SOURCE_RAPL,
+    PowerSource.INA3221: types_pb2.POWER_SOURCE_INA3221,
+    PowerSource.JTOP: types_pb2.POWER_SOURCE_INA3221,  # the same chips, read by a service
+    PowerSource.NVML: types_pb2.POWER_SOURCE_NVML,
+    PowerSource.PMIC: types_pb2.POWER_SOURCE_PMIC,
 }
 
 _FAILURES = {
@@ -103,8 +113,15 @@ def health_to_proto(
     power: PowerModel | None,
     models: "list[HostedModel]",
     issues: list[str],
+    measured: PowerState | None = None,
 ) -> fleet_pb2.HealthSample:
-    """One health sample; power is the board's model at this utilisation, and says so."""
+    """One health sample.
+
+    Args:
+        power: the board's model, whose power at this utilisation is sent, and said to be an
+            estimate, while no sensor works.
+        measured: what the sensors say.
+    """
     message = fleet_pb2.HealthSample(
         uptime_seconds=sample.uptime_seconds,
         cpu_utilisation_ratio=sample.cpu_utilisation_ratio,
@@ -115,7 +132,10 @@ def health_to_proto(
         issues=issues,
     )
     message.sample_time.GetCurrentTime()
-    if power is not None:
+    if measured is not None and measured.source is not None and measured.power_watts is not None:
+        message.power_watts = measured.power_watts
+        message.power_source = _POWER_SOURCES[measured.source]
+    elif power is not None:
         message.power_watts = power.watts(sample.cpu_utilisation_ratio)
         message.power_source = types_pb2.POWER_SOURCE_ESTIMATE
     for model in models:
@@ -170,7 +190,7 @@ def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:
             energy_joules=completion.energy_joules,
             energy_source=types_pb2.POWER_SOURCE_NONE
             if completion.energy_joules is None
-            else types_pb2.POWER_SOURCE_ESTIMATE,
+            else _POWER_SOURCES[completion.energy_source or PowerSource.ESTIMATE],
         ),
     )
     if completion.failure is not None:

@@ -1,6 +1,7 @@
 """Power of NVIDIA cards through NVML, where its Python binding is installed."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
@@ -16,13 +17,15 @@ class NvmlSensor:
 
     Args:
         load: gives the `pynvml` module; raises ImportError where there is none.
+        root: where the driver is looked for when NVML fails; without one there is nothing to mend.
     """
 
     name = "nvml"
     period_seconds = 0.1
 
-    def __init__(self, load: Callable[[], Any] | None = None) -> None:
+    def __init__(self, load: Callable[[], Any] | None = None, root: Path = Path("/")) -> None:
         self._load = load or _load_pynvml
+        self._root = root
         self._nvml: Any = None
         self._cards: list[Any] = []
         self._baseline: float | None = None
@@ -39,7 +42,9 @@ class NvmlSensor:
         except ImportError:
             return NoData("no NVML: its Python binding is not installed")
         except Exception as error:  # NVMLError of a module that may not be there
-            return self._lost(NoData(f"NVML: {error or type(error).__name__}", NVML_FIX))
+            has_driver = (self._root / "proc/driver/nvidia").exists()
+            reason = f"NVML: {error or type(error).__name__}"
+            return self._lost(NoData(reason, NVML_FIX if has_driver else ""))
         joules = self._counted_joules()
         return Reading(
             PowerSource.NVML,

@@ -346,6 +346,6 @@ def board_sensors(
             PMIC_OFFSET_WATTS if pmic_offset_watts is None else pmic_offset_watts,
         ),
         RaplSensor(root),
-        NvmlSensor(),
+        NvmlSensor(root=root),
         JtopSensor(),
     ]

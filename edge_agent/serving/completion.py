@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass
 
+from edge_agent.sensors.base import PowerSource
+
 
 class Outcome(enum.Enum):
     """How a work order ended."""
@@ -31,7 +33,8 @@ class Completion:
     """The end of one work order.
 
     Attributes:
-        energy_joules: estimated from the engine's busy time; None when no power model exists.
+        energy_joules: of this request alone; None when there is neither sensor nor power model.
+        energy_source: how they were obtained; None takes them for an estimate.
         total_seconds: from arrival at the node to the end.
     """
 
@@ -46,5 +49,6 @@ class Completion:
     decode_seconds: float = 0.0
     total_seconds: float = 0.0
     energy_joules: float | None = None
+    energy_source: PowerSource | None = None
     failure: FailureKind | None = None
     message: str = ""

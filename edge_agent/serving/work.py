@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -24,6 +24,8 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.errors import EngineError
+from edge_agent.sensors.base import PowerSource
+from edge_agent.sensors.energy import Charge
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
 from edge_agent.serving.models import HostedModel
@@ -74,13 +76,26 @@ class WorkListener(Protocol):
         ...
 
 
+class Meter(Protocol):
+    """Who measures this node's energy; none of these waits."""
+
+    def engines_busy(self, requests: Mapping[str, int]) -> None:
+        """From now on these engines have this many requests each."""
+        ...
+
+    def charge(self, engine: str, active_seconds: float, work_seconds: float) -> Charge | None:
+        """The energy of a request that has just ended; None when it is not known."""
+        ...
+
+
 class WorkDesk:
     """All work orders of this node. Belongs to the event loop.
 
     Args:
         models: by name; looked at when an order comes.
         listener: told of progress and ends.
-        power: for the energy estimate of each answer.
+        power: for the energy estimate of answers that the meter knows nothing of.
+        meter: measures what each answer took; None leaves everything to the estimate.
     """
 
     def __init__(
@@ -88,10 +103,13 @@ class WorkDesk:
         models: Callable[[str], HostedModel | None],
         listener: WorkListener,
         power: PowerModel | None,
+        meter: Meter | None = None,
     ) -> None:
         self._models = models
         self._listener = listener
         self._power = power
+        self._meter = meter
+        self._metered: dict[tuple[str, int], str] = {}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._engines: dict[tuple[str, int], InferenceEngine] = {}
@@ -102,6 +120,7 @@ class WorkDesk:
         self.completed_requests = 0
         self.failed_requests = 0
         self.energy_joules = 0.0
+        self.energy_sources: set[PowerSource] = set()
 
     @property
     def is_draining(self) -> bool:
@@ -213,6 +232,7 @@ class WorkDesk:
         key = (order.request_id, order.attempt)
         request = GenerationRequest(_generation_key(*key), order.prompt, order.sampling)
         self._engines[key] = engine
+        self._meter_order(key, model)
         try:
             async with aclosing(engine.generate(request)) as events:  # type: ignore[type-var]
                 async for event in events:
@@ -225,13 +245,11 @@ class WorkDesk:
                             return self._finished(order, started, event)
         finally:
             del self._engines[key]
+            self._meter_order(key, None)
         return self._failed(order, started, FailureKind.INTERNAL, "the engine ended without a word")
 
     def _finished(self, order: WorkOrder, started: float, event: Finished) -> Completion:
-        energy = None
-        if self._power is not None:
-            # The engine was busy for this request alone during its work seconds, at full power.
-            energy = event.work_seconds * self._power.watts(1.0)
+        energy, source = self._energy(order, event)
         return Completion(
             request_id=order.request_id,
             attempt=order.attempt,
@@ -244,7 +262,33 @@ class WorkDesk:
             decode_seconds=event.decode_seconds,
             total_seconds=time.monotonic() - started,
             energy_joules=energy,
+            energy_source=source,
         )
+
+    def _energy(
+        self, order: WorkOrder, event: Finished
+    ) -> tuple[float, PowerSource] | tuple[None, None]:
+        model = self._metered.get((order.request_id, order.attempt))
+        if self._meter is not None and model is not None:
+            active_seconds = event.prefill_seconds + event.decode_seconds
+            charge = self._meter.charge(model, active_seconds, event.work_seconds)
+            if charge is not None:
+                return charge.joules, charge.source
+        if self._power is None:
+            return None, None
+        # The engine was busy for this request alone during its work seconds, at full power.
+        return event.work_seconds * self._power.watts(1.0), PowerSource.ESTIMATE
+
+    def _meter_order(self, key: tuple[str, int], model: HostedModel | None) -> None:
+        """Note that an order begins on this model's engine, or with None that it has ended."""
+        if self._meter is None:
+            return
+        if model is None:
+            if self._metered.pop(key, None) is None:
+                return
+        elif model.settings.remote is None:  # a remote engine uses another machine's energy
+            self._metered[key] = model.settings.name
+        self._meter.engines_busy(Counter(self._metered.values()))
 
     def _ended(self, order: WorkOrder, started: float, outcome: Outcome) -> Completion:
         return Completion(
@@ -281,6 +325,8 @@ class WorkDesk:
         else:
             self.completed_requests += 1
         self.energy_joules += completion.energy_joules or 0.0
+        if completion.energy_source is not None:
+            self.energy_sources.add(completion.energy_source)
         self._listener.completed(completion)
 
 

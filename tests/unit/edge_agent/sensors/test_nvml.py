@@ -1,6 +1,7 @@
 """NVML, by a stand-in for its binding."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -82,9 +83,16 @@ def broken() -> Nvml:
     raise OSError("libnvidia-ml.so.1: cannot open shared object file")
 
 
-@pytest.mark.parametrize(("load", "has_fix"), [(missing, False), (broken, True)])
-def test_binding_that_cannot_be_used_is_no_data(load: Callable[[], Nvml], has_fix: bool) -> None:
-    """Case D16."""
-    answer = NvmlSensor(load).read(0.0)
+@pytest.mark.parametrize(
+    ("load", "has_driver", "has_fix"),
+    [(missing, True, False), (broken, False, False), (broken, True, True)],
+)
+def test_binding_that_cannot_be_used_is_no_data(
+    load: Callable[[], Nvml], has_driver: bool, has_fix: bool, tmp_path: Path
+) -> None:
+    """Case D16: and it is something to mend only where there is a driver."""
+    if has_driver:
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    answer = NvmlSensor(load, tmp_path).read(0.0)
     assert isinstance(answer, NoData)
     assert bool(answer.fix) is has_fix
