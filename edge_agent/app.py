@@ -6,8 +6,9 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 import anyio
 import structlog
@@ -19,9 +20,11 @@ from edge_agent.identity import HostDescription, describe_host
 from edge_agent.lifecycle import AgentState, agent_state
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
 from edge_agent.link.session import Introduction, LinkSession
-from edge_agent.sensors.base import HostSample
+from edge_agent.sensors.base import HostSample, PowerSource, Sensor
+from edge_agent.sensors.board import BoardSensor
 from edge_agent.sensors.host import HostSensor
 from edge_agent.sensors.power_model import PowerModel, power_model
+from edge_agent.sensors.sampler import PowerSampler, board_sensors
 from edge_agent.serving.models import (
     Calibrate,
     HostedModel,
@@ -37,7 +40,7 @@ from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()
 
-_FLUSH_SECONDS = 2.0
+_FLUSH_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Agent:
     models: ModelHost
     desk: WorkDesk
     link: LinkSession
+    sampler: PowerSampler
     started_at: float
     sample: HostSample | None = None
     is_stopping: bool = False
@@ -64,6 +68,15 @@ class Agent:
             [model.phase for model in self.models.models.values()],
         )
 
+    def is_healthy(self) -> bool:
+        """Whether every part can still say how it is; the event loop's own life is implied."""
+        try:
+            self.snapshot()
+        except Exception:
+            log.exception("agent.unhealthy")
+            return False
+        return True
+
     def issues(self) -> list[str]:
         """Named conditions that an operator should mend."""
         found = [
@@ -73,6 +86,11 @@ class Agent:
         ]
         if self.link.last_error and not self.link.is_connected:
             found.append(f"controller_unreachable: {self.link.last_error}")
+        found += [f"power_sensor_unreadable: {text}" for text in self.sampler.unreadable]
+        if self.sampler.board.limits:
+            found.append(
+                f"throttled: {', '.join(self.sampler.board.limits)}; see edge-agent doctor"
+            )
         if not self.models.models:
             found.append("no_models: list at least one under [[models]] in the settings")
         return found
@@ -95,22 +113,14 @@ class Agent:
                 "unacknowledged_completions": self.link.unacknowledged_completions,
             },
             "models": [_model_status(model) for model in self.models.models.values()],
-            "health": None
-            if sample is None
-            else {
-                "cpu_utilisation_ratio": sample.cpu_utilisation_ratio,
-                "memory_available_bytes": sample.memory_available_bytes,
-                "temperature_celsius": sample.temperature_celsius,
-                "is_throttled": sample.is_throttled,
-                "power_watts": self.power.watts(sample.cpu_utilisation_ratio),
-                "power_source": "estimate",
-            },
+            "health": None if sample is None else _health_status(sample, self.sampler),
+            "energy": _energy_status(self.sampler),
             "requests": {
                 "running": self.desk.running_requests,
                 "completed": self.desk.completed_requests,
                 "failed": self.desk.failed_requests,
                 "energy_joules": self.desk.energy_joules,
-                "energy_source": "estimate",
+                "energy_source": _weakest(self.desk.energy_sources),
                 "recent": [
                     {
                         "request_id": completion.request_id,
@@ -119,6 +129,7 @@ class Agent:
                         "completion_tokens": completion.completion_tokens,
                         "total_seconds": round(completion.total_seconds, 3),
                         "energy_joules": completion.energy_joules,
+                        "energy_source": _name(completion.energy_source),
                         "message": completion.message,
                     }
                     for completion in self.desk.recent
@@ -126,6 +137,45 @@ class Agent:
             },
             "issues": self.issues(),
         }
+
+
+def _health_status(sample: HostSample, sampler: PowerSampler) -> StatusObject:
+    power = sampler.power()
+    return {
+        "cpu_utilisation_ratio": sample.cpu_utilisation_ratio,
+        "gpu_utilisation_ratio": sampler.board.gpu_utilisation_ratio,
+        "memory_available_bytes": sample.memory_available_bytes,
+        "temperature_celsius": sample.temperature_celsius,
+        "is_throttled": sample.is_throttled,
+        "limits": list(sampler.board.limits),
+        "power_watts": power.power_watts,
+        "power_source": _name(power.source),
+        "power_coverage": None if power.coverage is None else power.coverage.value,
+        "power_relative_error": power.relative_error,
+        "power_sample_hertz": power.sample_hertz,
+        "power_age_seconds": power.age_seconds,
+        "power_detail": power.detail,
+    }
+
+
+def _energy_status(sampler: PowerSampler) -> StatusObject:
+    totals = sampler.totals()
+    return {
+        "total_joules": totals.total_joules,
+        "requests_joules": totals.requests_joules,
+        "idle_joules": totals.idle_joules,
+        "measured_seconds": totals.measured_seconds,
+        "estimated_seconds": totals.estimated_seconds,
+    }
+
+
+def _name(source: PowerSource | None) -> str:
+    return "none" if source is None else source.value
+
+
+def _weakest(sources: set[PowerSource]) -> str:
+    """The one source of a sum; a sum of several is no better than an estimate."""
+    return _name(next(iter(sources))) if len(sources) == 1 else PowerSource.ESTIMATE.value
 
 
 def _model_status(model: HostedModel) -> StatusObject:
@@ -162,6 +212,15 @@ async def measure(engine: InferenceEngine, slots: int) -> Speeds:
     return Speeds(prefill, decode, max(decode, saturated))
 
 
+FindSensors = Callable[[Settings], Sequence[Sensor]]
+
+
+def find_board_sensors(settings: Settings) -> list[Sensor]:
+    """Every sensor that this host may have."""
+    power = settings.power
+    return board_sensors(pmic_scale=power.pmic_scale, pmic_offset_watts=power.pmic_offset_watts)
+
+
 async def run(
     settings: Settings,
     stop: asyncio.Event,
@@ -169,6 +228,7 @@ async def run(
     prepare: PrepareModel | None = None,
     make_engine: MakeEngine = make_llama_engine,
     calibrate: Calibrate = measure,
+    find_sensors: FindSensors = find_board_sensors,
 ) -> None:
     """Run the agent until `stop` is set, then drain.
 
@@ -177,6 +237,7 @@ async def run(
         prepare: finds model files; None takes the catalogue's.
         make_engine: what decodes.
         calibrate: measures a loaded engine.
+        find_sensors: power sensors to try, best first.
 
     Raises:
         AgentError: the data directory is in use or cannot be used.
@@ -187,6 +248,14 @@ async def run(
         host.hardware, host.cpu_cores, settings.power.idle_watts, settings.power.max_watts
     )
     sensor = HostSensor()
+    sampler = PowerSampler(find_sensors(settings), power, BoardSensor())
+
+    def look() -> HostSample:
+        sample, board = sensor.read(), sampler.board
+        sampler.saw_utilisation(sample.cpu_utilisation_ratio)
+        if board.temperature_celsius is not None:
+            sample = replace(sample, temperature_celsius=board.temperature_celsius)
+        return replace(sample, is_throttled=board.is_throttled)
 
     def attributes() -> fleet_pb2.StaticAttributes:
         loaded = [m.loaded for m in models.models.values() if m.loaded]
@@ -204,8 +273,10 @@ async def run(
         return message
 
     def health() -> fleet_pb2.HealthSample:
-        agent.sample = sensor.read()
-        return health_to_proto(agent.sample, power, list(models.models.values()), agent.issues())
+        agent.sample = look()
+        return health_to_proto(
+            agent.sample, power, list(models.models.values()), agent.issues(), sampler.power()
+        )
 
     link = LinkSession(
         settings.controller,
@@ -226,15 +297,17 @@ async def run(
         calibrate,
         link.models_changed,
     )
-    desk = WorkDesk(models.models.get, link, power)
-    agent = Agent(settings, host, power, models, desk, link, time.monotonic())
+    desk = WorkDesk(models.models.get, link, power, sampler)
+    agent = Agent(settings, host, power, models, desk, link, sampler, time.monotonic())
     status = StatusServer(settings.socket_path, agent.snapshot)
     await status.start()
     try:
-        agent.sample = sensor.read()
+        sampler.start()
+        agent.sample = look()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(models.run, name="models")
             tasks.start_soon(link.run, name="link")
+            tasks.start_soon(feed_watchdog, agent.is_healthy, name="watchdog")
             log.info("agent.started", node_id=settings.node_id, data_dir=str(settings.data_dir))
             on_ready()
             await stop.wait()
@@ -247,7 +320,31 @@ async def run(
     finally:
         await models.close()
         await status.close()
+        await anyio.to_thread.run_sync(sampler.close)
     log.info("agent.stopped")
+
+
+def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
+    """How often systemd wants to hear of us; None when it does not watch this process."""
+    try:
+        microseconds = int(environ.get("WATCHDOG_USEC", ""))
+    except ValueError:
+        return None
+    if microseconds <= 0 or environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return microseconds / 1e6
+
+
+async def feed_watchdog(is_healthy: Callable[[], bool]) -> None:
+    """Tell systemd at half of its time-out that the agent is well, for as long as it is.
+
+    It runs on the event loop, so that a loop that stands still is noticed as well.
+    """
+    seconds = watchdog_seconds(os.environ)
+    while seconds is not None:
+        if is_healthy():
+            notify_systemd("WATCHDOG=1")
+        await anyio.sleep(seconds / 2.0)
 
 
 def notify_systemd(message: str) -> None:

@@ -37,9 +37,12 @@ def print_status(status: dict[str, Any]) -> None:
         if health["temperature_celsius"] is not None:
             parts.append(f"{health['temperature_celsius']:.0f} °C")
         if health["is_throttled"]:
-            parts.append("throttled")
+            limits = ", ".join(health.get("limits", ()))
+            parts.append(f"throttled ({limits})" if limits else "throttled")
         if health["power_watts"] is not None:
-            parts.append(f"{health['power_watts']:.1f} W ({health['power_source']})")
+            covers = health.get("power_coverage")
+            source = health["power_source"] + (f", {covers}" if covers else "")
+            parts.append(f"{health['power_watts']:.1f} W ({source})")
         out.print(f"{status['hardware']}: {', '.join(parts)}")
     table = Table()
     for name in ("model", "phase", "slots", "queued", "one tok/s", "all tok/s", "memory MB"):
@@ -62,6 +65,14 @@ def print_status(status: dict[str, Any]) -> None:
         f"{requests['failed']} failed; {requests['energy_joules']:.0f} J "
         f"({requests['energy_source']})"
     )
+    energy = status.get("energy")
+    if energy and energy["total_joules"]:
+        measured, estimated = energy["measured_seconds"], energy["estimated_seconds"]
+        out.print(
+            f"energy since the start: {energy['total_joules']:.0f} J = "
+            f"{energy['requests_joules']:.0f} J answers + {energy['idle_joules']:.0f} J idle; "
+            f"{100 * measured / (measured + estimated):.0f} % of the time measured"
+        )
     for entry in requests["recent"][:5]:
         out.print(
             f"  {entry['request_id']}: {entry['outcome']}, {entry['completion_tokens']} tokens in "
