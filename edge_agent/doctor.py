@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import psutil
 
-from edge_agent.config import Settings
+from edge_agent.config import ModelSettings, Settings
 from edge_agent.errors import AgentError, NotRunningError, UsageError
 from edge_agent.status import ask_status
 
@@ -42,6 +43,7 @@ async def examine(settings: Settings) -> list[Finding]:
         ("engine", _check_engine),
         ("data_dir", _check_data_dir),
         ("models", _check_models),
+        ("remote", _check_remote),
         ("memory", _check_memory),
         ("clock", _check_clock),
         ("controller", _check_controller),
@@ -64,6 +66,8 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 async def _check_engine(settings: Settings) -> list[Finding]:
+    if settings.models and all(model.remote for model in settings.models):
+        return [Finding("engine", "ok", "not needed: every model is remote")]
     # In a child: a build for another CPU dies with an illegal instruction, and the doctor must not.
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -138,6 +142,8 @@ async def _check_models(settings: Settings) -> list[Finding]:
     store = ModelStore(settings.models_path)
     findings = []
     for model in settings.models:
+        if model.remote is not None:
+            continue  # `_check_remote` asks for it
         entry = catalog.get(model.name)
         presence = store.state_of(entry).presence
         if presence is ModelPresence.INSTALLED:
@@ -152,6 +158,47 @@ async def _check_models(settings: Settings) -> list[Finding]:
                 )
             )
     return findings
+
+
+async def _check_remote(settings: Settings) -> list[Finding]:
+    remotes = [model for model in settings.models if model.remote is not None]
+    return [found for model in remotes for found in await _check_endpoint(model)]
+
+
+async def _check_endpoint(model: ModelSettings) -> list[Finding]:
+    """Ask an endpoint for its models, which costs nothing anywhere."""
+    from edge_agent.engine.openai_endpoint import RemoteError, look, new_client, read_api_key
+
+    remote = model.remote
+    assert remote is not None
+    findings = []
+    key_file = Path(remote.api_key_file).expanduser()
+    if remote.api_key_file and key_file.exists() and key_file.stat().st_mode & 0o077:
+        text = f"{model.name}: others can read the API key in {key_file}"
+        findings.append(Finding("remote", "warning", text, f"chmod 600 {key_file}"))
+    has_key = bool(remote.api_key_file or remote.api_key_env)
+    if has_key and remote.base_url.startswith("http://") and not _is_loopback(remote.base_url):
+        text = f"{model.name}: the API key goes to {remote.base_url} unencrypted"
+        findings.append(Finding("remote", "warning", text, "use https in base_url"))
+
+    def headers() -> dict[str, str]:
+        key = read_api_key(remote.api_key_file, remote.api_key_env, os.environ)
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    try:
+        async with new_client(1, 5.0) as client:
+            listing = await look(client, remote.base_url.rstrip("/"), remote.model, headers)
+    except RemoteError as error:
+        fix = f"correct [models.remote] of {model.name}, or start the server there"
+        text = f"{model.name}: {error.issue.value}: {error}"
+        return [*findings, Finding("remote", "error", text, fix)]
+    text = f"{model.name}: {listing.model} at {remote.base_url} answers"
+    return [*findings, Finding("remote", "ok", text)]
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _check_memory(settings: Settings) -> list[Finding]:
