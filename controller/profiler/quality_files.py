@@ -1,6 +1,7 @@
 """A quality store in a folder: whole generations, with a journal of what came since.
 
     folder/
+      store.json               schema version, dimension and name of the embedding model
       CURRENT                  name of the generation in force, replaced atomically
       generation-000003/       manifest.json with sizes and checksums, one .npy file an array
       journal-000003.bin       records since, each frame with its length and checksum
@@ -77,6 +78,8 @@ class QualityFolder:
         folder: made when absent.
         dimension: of the embeddings.
         flat_up_to: as in `QualityStore`.
+        embedding_model: whose embeddings these are; those of another model do not compare. None
+            takes what is there.
 
     Raises:
         QualityFilesError: the folder is of another version, damaged, in use or not writable.
@@ -87,6 +90,7 @@ class QualityFolder:
         folder: Path,
         dimension: int = EMBEDDING_DIMENSION,
         flat_up_to: int = FLAT_UP_TO,
+        embedding_model: str | None = None,
     ) -> None:
         self._folder = folder
         self._lock = threading.Lock()
@@ -95,6 +99,7 @@ class QualityFolder:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = _locked(folder / "lock")
             try:
+                _agree(folder / "store.json", dimension, embedding_model)
                 self._open(dimension, flat_up_to)
             except BaseException:
                 self._lock_file.close()
@@ -115,11 +120,6 @@ class QualityFolder:
                     f"{self._folder} holds what no quality store has written: {error}; "
                     "restore a copy of the folder or move it away"
                 ) from error
-        if self.store.dimension != dimension:
-            raise QualityFilesError(
-                f"{self._folder} has embeddings of {self.store.dimension} numbers, not "
-                f"{dimension}; it was filled with another embedding model"
-            )
         journal = self._journal_path(self._generation)
         records, good_bytes, is_cut_short = _read_journal(journal)
         size = journal.stat().st_size if journal.exists() else 0
@@ -248,6 +248,37 @@ class QualityFolder:
 
 def _name(generation: int) -> str:
     return f"generation-{generation:06d}"
+
+
+def _agree(path: Path, dimension: int, embedding_model: str | None) -> None:
+    """Write down whose embeddings a new folder keeps; check it for one that is there."""
+    wanted = {
+        "schema_version": SCHEMA_VERSION,
+        "dimension": dimension,
+        "embedding_model": embedding_model,
+    }
+    if not path.exists():
+        _write_atomically(path, json.dumps(wanted).encode())
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version, model = found["schema_version"], found["embedding_model"]
+        is_same_size = found["dimension"] == dimension
+    except (ValueError, TypeError, KeyError) as error:
+        raise QualityFilesError(
+            f"{path} is damaged; restore a copy of {path.parent}, or write "
+            f"{json.dumps(wanted)} into it if that is what it held"
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise QualityFilesError(
+            f"{path.parent} has schema version {version}; this controller reads {SCHEMA_VERSION}"
+        )
+    is_same_model = embedding_model is None or model is None or model == embedding_model
+    if not (is_same_size and is_same_model):
+        raise QualityFilesError(
+            f"{path.parent} was filled with another embedding model ({model or 'unnamed'}, "
+            f"{found['dimension']} numbers); name another folder, or use that model"
+        )
 
 
 def _current(folder: Path) -> int:

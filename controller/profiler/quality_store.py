@@ -32,7 +32,7 @@ _UNIT_LENGTH_WITHIN: Final = 1e-2
 _REBUILD_GROWTH: Final = 2.0
 """An approximate index is built anew when the prompts have grown this much since."""
 
-FloatArray = NDArray[np.floating[Any]]
+FloatArray = NDArray[np.float64]
 
 
 class InvalidRecordError(ValueError):
@@ -53,7 +53,7 @@ class QualityRecord:
     """
 
     prompt_digest: bytes
-    embedding: FloatArray
+    embedding: NDArray[np.float32]
     destination: str
     model: str
     score: float | None = None
@@ -332,7 +332,11 @@ class QualityStore:
             return self._index.search(embeddings, neighbours, known)
 
     def evidence(
-        self, embeddings: NDArray[np.float32], targets: Sequence[Target], neighbours: int
+        self,
+        embeddings: NDArray[np.float32],
+        targets: Sequence[Target],
+        neighbours: int,
+        digests: Sequence[bytes] | None = None,
     ) -> Evidence:
         """What the nearest prompts say about each request at each target.
 
@@ -340,9 +344,16 @@ class QualityStore:
             embeddings: float32[R, dimension], length 1.
             targets: D destinations.
             neighbours: K; fewer when the store has fewer prompts.
+            digests: of the requests' prompts; a stored prompt of the same text is then the first
+                neighbour, of similarity 1, and marked as identical.
         """
         with self._lock:
             similarity, rows = self.nearest(embeddings, neighbours)
+            is_identical = np.zeros(rows.shape, dtype=np.bool_)
+            if digests is not None and rows.shape[1] > 0:
+                known = [self._rows.get(digest, -1) for digest in digests]
+                similarity, rows = _with_identical_first(similarity, rows, known)
+                is_identical[:, 0] = np.array(known) >= 0
             shape = (len(self._rows), len(self._columns))
             score_mean, score_count = self._scores.column_means(shape[1])
             token_mean, token_count = self._tokens.column_means(shape[1])
@@ -370,6 +381,7 @@ class QualityStore:
         ratio = np.where(heard, tokens / np.where(token_mean > 0.0, token_mean, 1.0), 0.0)
         return Evidence(
             similarity=np.where(found, similarity, 0.0).astype(np.float64),
+            is_identical=is_identical,
             own_scores=own_scores,
             scores=_filled_from_model(own_scores, scores, same_model),
             # One more answer at the mean, so that a single one makes no prompt hard for all.
@@ -455,6 +467,26 @@ def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
     grown = np.zeros((max(rows, 2 * len(array), 64), *array.shape[1:]), dtype=array.dtype)
     grown[: len(array)] = array
     return grown
+
+
+def _with_identical_first(
+    similarity: NDArray[np.float32], rows: NDArray[np.int64], known: Sequence[int]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """The neighbours with the row of `known` (-1: none) moved to the front, or put there.
+
+    8-bit embeddings of one text differ a little between batches, so that it may not come first,
+    and an approximate search may miss it.
+    """
+    similarity, rows = similarity.copy(), rows.copy()
+    for r, row in enumerate(known):
+        if row < 0:
+            continue
+        places = np.flatnonzero(rows[r] == row)
+        last = int(places[0]) if len(places) else rows.shape[1] - 1
+        rows[r, 1 : last + 1] = rows[r, :last].copy()
+        similarity[r, 1 : last + 1] = similarity[r, :last].copy()
+        rows[r, 0], similarity[r, 0] = row, 1.0
+    return similarity, rows
 
 
 def _gather(values: NDArray[np.float32], rows: NDArray[np.int64]) -> FloatArray:

@@ -133,11 +133,16 @@ def test_a_lost_current_file_is_not_taken_for_an_empty_store(tmp_path: Path) -> 
 
 
 def test_a_folder_of_another_embedding_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path) as folder:
+    with QualityFolder(tmp_path, DIMENSION, embedding_model="one") as folder:
         folder.append([record(1)])
-        folder.compact()
-    with pytest.raises(QualityFilesError, match="another embedding model"):
-        QualityFolder(tmp_path, DIMENSION + 1)
+    for dimension, model in ((DIMENSION + 1, "one"), (DIMENSION, "two")):
+        with pytest.raises(QualityFilesError, match="another embedding model"):
+            QualityFolder(tmp_path, dimension, embedding_model=model)
+    with QualityFolder(tmp_path, DIMENSION, embedding_model="one") as folder:
+        assert len(folder.store) == 1
+    (tmp_path / "store.json").write_text("{")
+    with pytest.raises(QualityFilesError, match="restore a copy"):
+        opened(tmp_path)
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:

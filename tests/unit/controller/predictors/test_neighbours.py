@@ -32,6 +32,7 @@ def evidence(
     rated = np.zeros(np.shape(similarity)) if difficulty is None else np.array(difficulty)
     return Evidence(
         similarity=np.array(similarity, dtype=np.float64),
+        is_identical=np.zeros(np.shape(similarity), dtype=np.bool_),
         own_scores=values if own_scores is None else np.array(own_scores, dtype=np.float64),
         scores=values,
         difficulty=rated,

@@ -224,3 +224,18 @@ def test_many_prompts_get_an_approximate_index_and_go_on_growing() -> None:
     store.add([record(p) for p in range(141, 290)])
     assert store.index_build() is not None
     assert QualityStore.from_contents(store.contents(), flat_up_to=100).recall_at_10 is not None
+
+
+def test_the_same_prompt_prevails_over_those_that_resemble_it() -> None:
+    store = QualityStore(DIMENSION)
+    store.add([record(p, score=0.0) for p in range(30)])
+    store.add([record(30, score=1.0)])
+    target = [Target("pi/small", "small", 0.5)]
+    known = store.evidence(vector(4)[None], target, 10, [prompt_digest("prompt 30")])
+    assert known.is_identical.tolist() == [[True] + [False] * 9]
+    assert known.similarity[0, 0] == 1.0
+    assert known.own_scores[0, :, 0].tolist() == [1.0] + [0.0] * 9
+    assert (np.diff(known.similarity[0]) <= 0.0).all()
+    new = store.evidence(vector(4)[None], target, 10, [prompt_digest("prompt 31")])
+    assert not new.is_identical.any()
+    assert shrunk_quality(known).value[0, 0] > 0.6 > 0.3 > shrunk_quality(new).value[0, 0]
