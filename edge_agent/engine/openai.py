@@ -161,6 +161,10 @@ class OpenAiSettings:
     declared: Rates = Rates()
 
 
+class _StaleConnectionError(Exception):
+    """The server had closed the connection that a request went out on."""
+
+
 class _ParameterRefused(Exception):
     """The server does not know a parameter that it can do without."""
 
@@ -173,6 +177,8 @@ class _Stream:
     submitted_at: float
     max_tokens: int
     is_shortened: bool = False
+    is_repeated: bool = False
+    has_response: bool = False
     task: "asyncio.Task[None] | None" = None
     started_at: float | None = None
     answered_at: float | None = None
@@ -539,10 +545,12 @@ class OpenAiEngine:
     # -- one answer -----------------------------------------------------------------------------
 
     async def _converse(self, stream: _Stream) -> StopReason:
-        """Ask until the endpoint takes the request's parameters; nothing was generated before."""
+        """Ask until the endpoint takes the request; nothing has been generated before."""
         while True:
             try:
                 return await self._ask(stream)
+            except _StaleConnectionError:
+                stream.is_repeated = True
             except _ParameterRefused as refused:
                 log.warning("remote.parameter_refused", parameter=str(refused))
             except RejectedError as error:
@@ -565,12 +573,18 @@ class OpenAiEngine:
                     content=self._body(stream),
                     headers={**self._headers(), "Content-Type": "application/json"},
                 ) as response:
+                    stream.has_response = True
                     if response.status_code != 200:
                         raise await self._refusal(response, stream)
                     return await self._read_answer(response, stream, scope)
         except httpx.HTTPError as error:
             if stream.finish is not None:
                 return self._finish(stream)  # only the end of the stream was lost
+            is_new = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if not (is_new or stream.has_response or stream.is_repeated):
+                # Servers close idle connections when they like; this one may have been used
+                # before and closed while the request was on its way. Once, on a new one, then.
+                raise _StaleConnectionError from error
             raise connection_failed(self._base_url, error) from error
         if stream.finish is not None:
             return self._finish(stream)  # only the usage or the end of the stream did not come
@@ -666,8 +680,16 @@ class OpenAiEngine:
         if stream.text.is_stopped:
             return StopReason.STOP  # by a stop string that the server does not look for
         if stream.finish is None:
+            if stream.answered_at is None and not self._fits(stream):
+                # llama-cpp-python's server has sent its status by the time it finds out.
+                raise RejectedError(
+                    RejectionKind.CONTEXT_EXCEEDED,
+                    "The endpoint ended without an answer to a request that is too long for its"
+                    " context.",
+                )
+            # The body came to its proper end, so the server lives, and only this answer is lost.
             raise RemoteError(
-                RemoteIssue.UNREACHABLE, "The endpoint cut the answer off without a reason."
+                RemoteIssue.FAILED, "The endpoint ended the answer without a reason.", is_down=False
             )
         self._show(stream, stream.text.finish())
         self._learn(stream)
@@ -713,6 +735,13 @@ class OpenAiEngine:
         characters = sum(len(message.content) for message in request.prompt)
         extra = _TOKENS_PER_MESSAGE * len(request.prompt)
         return max(1, math.ceil(characters / per_token + extra * caution))
+
+    def _fits(self, stream: _Stream) -> bool:
+        """Whether a prompt and its longest answer fit the context, by a careful estimate."""
+        if self._model is None:
+            return True
+        asked = self._estimated_prompt_tokens(stream.request, 1.25) + stream.max_tokens
+        return asked <= self._model.context_tokens
 
     def _shorter_limit(self, stream: _Stream) -> int | None:
         """An answer length that leaves room for the prompt; None when there is none to try.
@@ -870,10 +899,8 @@ class OpenAiEngine:
         if self._can_do_without(error.get("param"), code):
             return _ParameterRefused(error["param"])
         # vLLM has no code for it; by our own count the request does not fit then.
-        limit = 0 if self._model is None else self._model.context_tokens
-        asked = self._estimated_prompt_tokens(stream.request, 1.25) + stream.max_tokens
         is_unnamed = error.get("param") is None and code in (None, status)
-        if {code, kind} & _CONTEXT_CODES or (is_unnamed and 0 < limit < asked):
+        if {code, kind} & _CONTEXT_CODES or (is_unnamed and not self._fits(stream)):
             return RejectedError(
                 RejectionKind.CONTEXT_EXCEEDED,
                 f"The prompt and its answer do not fit the endpoint's context{words}.",

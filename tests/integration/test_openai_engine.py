@@ -179,6 +179,31 @@ async def test_connection_is_used_again() -> None:
         assert len({id(seen.writer) for seen in server.seen}) == 1
 
 
+async def test_request_on_a_connection_that_was_closed_meanwhile_is_sent_once_more() -> None:
+    async def answer(exchange: Exchange) -> None:
+        if len(server.seen) == 2:
+            exchange.cut()
+        else:
+            await good_answer(exchange)
+
+    async with endpoint(answer) as (server, engine):
+        for key in ("one", "two"):
+            assert text_of(await ask(engine, key=key)) == "It rains."
+        assert len(server.seen) == 3
+
+
+async def test_server_that_never_responds_to_a_request_gets_it_twice_at_most() -> None:
+    async def answer(exchange: Exchange) -> None:
+        exchange.cut()
+
+    async with endpoint(answer) as (server, engine):
+        with pytest.raises(RemoteError) as caught:
+            await ask(engine)
+        assert caught.value.issue is RemoteIssue.UNREACHABLE
+        assert not engine.stats().is_ready
+        assert len(server.seen) == 2
+
+
 async def test_character_in_two_pieces_is_one() -> None:
     """S10: cut within its bytes, and within an escaped surrogate pair."""
 
@@ -285,7 +310,7 @@ async def test_slow_prompt_is_shown_to_be_under_way() -> None:
 
 @pytest.mark.parametrize("ending", ["cut", "end of body", "done without a reason"])
 async def test_broken_stream_is_an_error_and_never_a_stop(ending: str) -> None:
-    """S5."""
+    """S5. Only a connection that broke says something of the endpoint itself."""
 
     async def answer(exchange: Exchange) -> None:
         await exchange.start_stream()
@@ -310,11 +335,28 @@ async def test_broken_stream_is_an_error_and_never_a_stop(ending: str) -> None:
         assert not any(isinstance(event, Finished) for event in seen)
         assert caught.value.kind is EngineFailure.CRASHED
         stats = engine.stats()
-        assert not stats.is_ready
-        assert stats.issue is not None
-        assert stats.issue.startswith("remote_unreachable: ")
-        await until(lambda: engine.stats().is_ready)
-        assert server.looks >= 2
+        assert stats.is_ready == (ending != "cut")
+        if ending == "cut":
+            assert stats.issue is not None
+            assert stats.issue.startswith("remote_unreachable: ")
+            await until(lambda: engine.stats().is_ready)
+            assert server.looks >= 2
+
+
+async def test_end_without_an_answer_to_what_does_not_fit_is_a_refusal() -> None:
+    """P8, as llama-cpp-python's server ends such a stream."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.end_stream()
+
+    async with endpoint(answer, context_tokens=300) as (_, engine):
+        with pytest.raises(RejectedError) as caught:
+            await ask(engine, (Message("user", "word " * 400),))
+        assert caught.value.kind is RejectionKind.CONTEXT_EXCEEDED
+        with pytest.raises(RemoteError, match="without a reason"):
+            await ask(engine, max_tokens=5)
+        assert engine.stats().is_ready
 
 
 async def test_error_frame_ends_one_answer_and_not_the_endpoint() -> None:
