@@ -16,7 +16,7 @@ import structlog
 from edge_agent import __version__
 from edge_agent.config import Settings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
-from edge_agent.identity import HostDescription, describe_host
+from edge_agent.identity import HostDescription, describe_host, user_name
 from edge_agent.lifecycle import AgentState, agent_state
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
 from edge_agent.link.session import Introduction, LinkSession
@@ -86,7 +86,10 @@ class Agent:
         ]
         if self.link.last_error and not self.link.is_connected:
             found.append(f"controller_unreachable: {self.link.last_error}")
-        found += [f"power_sensor_unreadable: {text}" for text in self.sampler.unreadable]
+        found += [
+            f"power_sensor_unreadable: {text.replace('AGENT_USER', user_name())}"
+            for text in self.sampler.unreadable
+        ]
         if self.sampler.board.limits:
             found.append(
                 f"throttled: {', '.join(self.sampler.board.limits)}; see edge-agent doctor"

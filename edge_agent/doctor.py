@@ -16,6 +16,7 @@ import psutil
 
 from edge_agent.config import ModelSettings, Settings
 from edge_agent.errors import AgentError, NotRunningError, UsageError
+from edge_agent.identity import describe_host, user_name
 from edge_agent.status import ask_status
 
 _EARLIEST_PLAUSIBLE_TIME: Final = 1_767_225_600  # 2026-01-01: older than this software
@@ -45,6 +46,7 @@ async def examine(settings: Settings) -> list[Finding]:
         ("models", _check_models),
         ("remote", _check_remote),
         ("memory", _check_memory),
+        ("sensors", _check_sensors),
         ("clock", _check_clock),
         ("controller", _check_controller),
         ("agent", _check_agent),
@@ -109,7 +111,7 @@ async def _check_data_dir(settings: Settings) -> list[Finding]:
                 "data_dir",
                 "error",
                 f"{existing} cannot be written by this user",
-                f"run as the agent's user, or: chown -R {_user()} {existing}",
+                f"run as the agent's user, or: chown -R {user_name()} {existing}",
             )
         ]
     free = shutil.disk_usage(existing).free
@@ -209,6 +211,18 @@ async def _check_memory(settings: Settings) -> list[Finding]:
     return [Finding("memory", "ok", text)]
 
 
+async def _check_sensors(settings: Settings) -> list[Finding]:
+    from edge_agent.sensors.diagnosis import examine_sensors
+    from edge_agent.sensors.power_model import power_model
+    from edge_agent.sensors.sampler import board_sensors
+
+    host, power = describe_host(), settings.power
+    model = power_model(host.hardware, host.cpu_cores, power.idle_watts, power.max_watts)
+    sensors = board_sensors(pmic_scale=power.pmic_scale, pmic_offset_watts=power.pmic_offset_watts)
+    found = await asyncio.to_thread(examine_sensors, sensors, model, user_name())
+    return [Finding("sensors", entry.level, entry.text, entry.fix) for entry in found]
+
+
 async def _check_clock(settings: Settings) -> list[Finding]:
     if time.time() < _EARLIEST_PLAUSIBLE_TIME:
         return [
@@ -276,13 +290,3 @@ async def _check_agent(settings: Settings) -> list[Finding]:
     found = [Finding("agent", "ok", f"running, {status['state']}")]
     found += [Finding("agent", "warning", issue) for issue in status.get("issues", ())]
     return found
-
-
-def _user() -> str:
-    """The effective user, by number when it has no name."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

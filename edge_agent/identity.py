@@ -2,6 +2,7 @@
 
 import os
 import platform
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,3 +55,11 @@ def _operating_system(root: Path) -> str:
         if line.startswith("PRETTY_NAME="):
             return line.partition("=")[2].strip('"')
     return platform.platform(terse=True)
+
+
+def user_name() -> str:
+    """The effective user, by number when it has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -43,6 +43,7 @@ async def test_every_finding_that_is_not_ok_says_what_to_do(settings: Settings) 
         "data_dir",
         "models",
         "memory",
+        "sensors",
         "clock",
         "controller",
         "agent",
