@@ -91,6 +91,7 @@ compiled: setup ## compile the searches, which takes about a minute the first ti
 models: setup ## fetch the small models that tests and the demonstration decode with
 	@for name in smollm2-135m-instruct-q4_1 smollm2-135m-instruct-q4_0 gemma-3-270m-q4_k_m; do \
 		$(BIN)/edge-agent models pull $$name --data-dir $(CACHE) || exit 1; done
+	@test -f $(CACHE)/embedding/manifest.json || $(BIN)/edge-controller embedding export --folder $(CACHE)/embedding
 
 .PHONY: lock
 lock: setup ## resolve constraints.txt anew, for every supported Python

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
 import structlog
@@ -13,17 +14,24 @@ from anyio.abc import TaskStatus
 from controller.api.grpc_server import GrpcServer
 from controller.api.grpc_servicer import AdminServicer, RouterServicer
 from controller.api.service import RouterService
-from controller.config import Settings
+from controller.config import Settings, SettingsError
 from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
 from controller.gateway.app import build_app
 from controller.gateway.server import serve_http
+from controller.predictors.embedding import EmbeddingUnavailableError
+from controller.predictors.serving import QualityPredictor, open_quality_predictor
+from controller.profiler.quality_files import QualityFilesError
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
+from controller.request_manager.learning import Learner
 from controller.request_manager.manager import RequestManager
 from controller.security.tls import ServerCertificate, server_certificate
 
 log = structlog.get_logger()
+
+_LEARN_SECONDS: Final = 5.0
+"""How long the last outcomes may take to be kept when the controller stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,9 @@ async def serve(
     """
     certificate = server_certificate(settings.server)
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
-    decider = Decider(settings.routing)
+    predictor = await asyncio.get_running_loop().run_in_executor(None, _predictor, settings)
+    decider = Decider(settings.routing, predictor)
+    learner = Learner(predictor)
     sessions = FleetSessions(settings.fleet, profiler)
     manager = RequestManager(
         settings.batching,
@@ -55,11 +65,12 @@ async def serve(
         decider,
         sessions.send_work,
         sessions.send_cancel,
+        learner.finished,
     )
     sessions.on_progress = manager.on_progress
     sessions.on_completion = manager.on_completion
     sessions.on_lost = manager.on_node_lost
-    service = RouterService(settings.limits, profiler, decider, manager, sessions)
+    service = RouterService(settings.limits, profiler, decider, manager, sessions, learner)
     # A policy's thread that gives the GIL back has to wait for it less long (default 5 ms).
     sys.setswitchinterval(0.001)
 
@@ -81,6 +92,7 @@ async def serve(
             tasks.start_soon(manager.run, name="request-manager")
             tasks.start_soon(sessions.watch_leases, name="lease-watch")
             tasks.start_soon(sessions.probe_paths, name="path-probes")
+            tasks.start_soon(learner.run, name="learner")
             if settings.server.http_listen:
                 http_host, _, http_port = settings.server.http_listen.rpartition(":")
                 http_address = await tasks.start(
@@ -104,6 +116,23 @@ async def serve(
             tasks.cancel_scope.cancel()
     finally:
         await server.stop(0)
+        if predictor is not None:
+            with anyio.move_on_after(_LEARN_SECONDS, shield=True):
+                await learner.drain()
+            predictor.close()
+
+
+def _predictor(settings: Settings) -> QualityPredictor | None:
+    """The quality predictor; None, with a word in the log, when there is no embedding model."""
+    try:
+        predictor = open_quality_predictor(settings.quality, settings.server.data_dir)
+    except EmbeddingUnavailableError as error:
+        log.info("quality.prior_only", reason=str(error))
+        return None
+    except QualityFilesError as error:
+        raise SettingsError(str(error)) from error
+    log.info("quality.opened", profiled_prompts=predictor.profiled_prompts)
+    return predictor
 
 
 async def _http(

@@ -476,6 +476,25 @@ def explain(request_id: str, target: _Target) -> None:
         render.print_explanation(request_id, response)
 
 
+@main.command()
+@click.argument("request_id")
+@click.argument("score", type=click.FloatRange(0, 1))
+@_asks_controller
+def feedback(request_id: str, score: float, target: _Target) -> None:
+    """Say how good a finished answer was: 0 wrong to 1 right.
+
+    Similar prompts are routed by it from then on.
+    """
+
+    async def call(client: Client) -> router_pb2.FeedbackResponse:
+        message = router_pb2.FeedbackRequest(request_id=request_id, score_ratio=score)
+        return await client.router.Feedback(message, timeout=10)
+
+    response = _call(target, call)
+    if target.as_json:
+        _print_json(response)
+
+
 @main.group(invoke_without_command=True)
 @_asks_controller
 @click.pass_context
@@ -602,6 +621,53 @@ def set_policy(
         click.echo(
             f"{response.policy}, weights quality {values.quality:g}, cost {values.cost:g}, "
             f"energy {values.energy:g}, time {values.time:g}, {response.normalisation}"
+        )
+
+
+# -- embedding ------------------------------------------------------------------------------------
+
+
+@main.group()
+def embedding() -> None:
+    """The model that embeds prompts for the quality predictor."""
+
+
+@embedding.command()
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to; the cache folder by default.",
+)
+@click.option(
+    "--weights-folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Has model.safetensors, config.json and tokenizer.json; otherwise they are fetched.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(folder: Path | None, weights_folder: Path | None, as_json: bool) -> None:
+    """Make the ONNX files of all-MiniLM-L6-v2, in float and in int8; needs no torch."""
+    from controller.predictors.embedding_export import ExportError, export_embedding_model
+
+    try:
+        report = export_embedding_model(
+            folder, weights_folder=weights_folder, say=lambda line: click.echo(line, err=True)
+        )
+    except ExportError as error:
+        raise CommandFailedError(str(error)) from error
+    found = {
+        "folder": str(report.folder),
+        "float_bytes": report.float_bytes,
+        "int8_bytes": report.int8_bytes,
+        "agreement_ratio": report.agreement_ratio,
+        "weights_are_published": report.weights_are_published,
+    }
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(
+            f"{report.folder}: float {report.float_bytes / 1e6:.0f} MB, int8 "
+            f"{report.int8_bytes / 1e6:.0f} MB, least cosine between them "
+            f"{report.agreement_ratio:.3f}"
         )
 
 

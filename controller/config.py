@@ -93,6 +93,20 @@ class RoutingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class QualitySettings:
+    """Where expected quality comes from.
+
+    Attributes:
+        is_enabled: False routes by the prior of a model's size alone.
+        embedding_dir: where the embedding model is; empty takes the cache folder, which
+            `edge-controller embedding export` fills.
+    """
+
+    is_enabled: bool = True
+    embedding_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSettings:
     """What is expected of a connected agent.
 
@@ -135,6 +149,7 @@ class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
+    quality: QualitySettings = field(default_factory=QualitySettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
 

@@ -14,3 +14,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
         report.outcome = "failed"
         report.longrepr = f"skipped in the gate: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Coroutine tests run on asyncio alone, as the programs do."""
+    return "asyncio"

@@ -81,6 +81,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         except RouterError as error:
             await _abort(context, error)
 
+    async def Feedback(  # noqa: N802
+        self, request: router_pb2.FeedbackRequest, context: Context
+    ) -> router_pb2.FeedbackResponse:
+        """Learn how good an answer was."""
+        try:
+            self._service.feedback(RequestId(request.request_id), request.score_ratio)
+        except RouterError as error:
+            await _abort(context, error)
+        return router_pb2.FeedbackResponse()
+
     async def ListModels(  # noqa: N802
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:

@@ -15,6 +15,7 @@ from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState, is_routable
 from controller.request_manager.decider import Decider, PolicyChoice
+from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.records import RequestRecord
 from controller.request_manager.refusals import unknown_model_error
@@ -52,12 +53,14 @@ class RouterService:
         decider: Decider,
         manager: RequestManager,
         sessions: FleetSessions,
+        learner: Learner,
     ) -> None:
         self._limits = limits
         self._profiler = profiler
         self._decider = decider
         self._manager = manager
         self._sessions = sessions
+        self._learner = learner
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -111,6 +114,15 @@ class RouterService:
             UnknownRequestError: there is no record of it.
         """
         return self._manager.records.get(request_id)
+
+    def feedback(self, request_id: RequestId, score_ratio: float) -> None:
+        """Say how good a finished answer was; the next similar prompts are routed by it.
+
+        Raises:
+            UnknownRequestError: there is no record of it.
+            InvalidRequestError: the score or the request's state does not allow it.
+        """
+        self._learner.judged(self._manager.records.get(request_id), score_ratio)
 
     def models(self) -> list[ServedModel]:
         """Models that the fleet can answer with now, in order of name."""

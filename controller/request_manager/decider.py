@@ -25,6 +25,7 @@ from controller.domain.cluster import ClusterSnapshot
 from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
+from controller.predictors.serving import QualityPredictor, source_label
 from controller.routing.evaluator import evaluate, evaluate_one
 from controller.routing.formulation import FormulatedBatch, formulate
 from controller.routing.objective import bounds_of, objectives
@@ -36,7 +37,7 @@ from controller.routing.policies import (
     warm_up,
 )
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
-from controller.routing.problem import Normalisation, RoutingProblem
+from controller.routing.problem import IntArray, Normalisation, RoutingProblem
 from controller.routing.queueing import finish_seconds
 
 log = structlog.get_logger()
@@ -46,6 +47,9 @@ T = TypeVar("T")
 FALLBACK_POLICY: Final = "least-loaded"
 
 OFFLINE_POLICY: Final = "exact"
+
+MAX_OTHERS: Final = 64
+"""Destinations that an explanation names beside the chosen one."""
 
 _OVERRUN_SECONDS: Final = 2.0
 """How far a policy may overrun before nobody waits for it any more."""
@@ -68,15 +72,29 @@ class _Chosen:
     fallback_reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Formulated:
+    """A problem, and int64[R, D] where each quality comes from; None: the destinations say."""
+
+    batch: FormulatedBatch
+    quality_source: IntArray | None
+
+
 class Decider:
     """Decides batches with the policy in force.
+
+    Args:
+        predictor: estimates quality and answer length; None leaves it to the destinations' means.
 
     Raises:
         UnknownPolicyError: the settings name no policy.
     """
 
-    def __init__(self, settings: RoutingSettings) -> None:
+    def __init__(
+        self, settings: RoutingSettings, predictor: QualityPredictor | None = None
+    ) -> None:
         self._settings = settings
+        self._predictor = predictor
         self._rng = np.random.default_rng(settings.seed)
         self._policy = _policy(settings.policy)
         self._choice = PolicyChoice(
@@ -165,9 +183,11 @@ class Decider:
         started = time.perf_counter()
         if not snapshot.destinations:
             raise NoDestinationError("No node with a loaded model is connected; start an agent.")
-        batch = await _in_thread(partial(_formulate, requests, snapshot, choice, excluded_nodes))
-        chosen = await self._ask(policy, batch.problem, rng)
-        return _describe(batch, requests, choice, chosen, started)
+        formulated = await _in_thread(
+            partial(_formulate, requests, snapshot, choice, excluded_nodes, self._predictor)
+        )
+        chosen = await self._ask(policy, formulated.batch.problem, rng)
+        return await _in_thread(partial(_describe, formulated, requests, choice, chosen, started))
 
     async def _ask(
         self, policy: RoutingPolicy, problem: RoutingProblem, rng: np.random.Generator
@@ -242,16 +262,31 @@ def _formulate(
     snapshot: ClusterSnapshot,
     choice: PolicyChoice,
     excluded_nodes: Sequence[Collection[NodeId]],
-) -> FormulatedBatch:
+    predictor: QualityPredictor | None,
+) -> _Formulated:
+    predictions = None
+    if predictor is not None:
+        try:
+            predictions = predictor.predict(requests, snapshot.destinations)
+        except Exception:  # a batch without estimates beats no batch; the prior says so itself
+            log.exception("quality.not_predicted", requests=len(requests))
     batch = formulate(
-        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation)
+        requests,
+        snapshot,
+        choice.weights.as_tuple(),
+        Normalisation(choice.normalisation),
+        quality=predictions.quality if predictions else None,
+        output_tokens=predictions.output_tokens if predictions else None,
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):
         allowed = [destination.node_id not in excluded for destination in snapshot.destinations]
         if (feasible[r] & allowed).any():
             feasible[r] &= allowed
-    return replace(batch, problem=replace(batch.problem, feasible=feasible))
+    return _Formulated(
+        replace(batch, problem=replace(batch.problem, feasible=feasible)),
+        predictions.quality_source if predictions else None,
+    )
 
 
 def _what_is_wrong(
@@ -272,13 +307,13 @@ def _what_is_wrong(
 
 
 def _describe(
-    batch: FormulatedBatch,
+    formulated: _Formulated,
     requests: Sequence[InferenceRequest],
     choice: PolicyChoice,
     chosen: _Chosen,
     started: float,
 ) -> tuple[BatchDecision, list[Placement]]:
-    problem = batch.problem
+    problem = formulated.batch.problem
     terms = evaluate_one(problem, chosen.assignment)
     objective = objectives(
         problem, evaluate(problem, chosen.assignment[None, :]), bounds_of(problem)
@@ -302,17 +337,18 @@ def _describe(
     placements = []
     for r, request in enumerate(requests):
         destination = int(chosen.assignment[r])
-        others = sorted(
-            (_candidate(batch, r, d) for d in range(problem.n_destinations) if d != destination),
-            key=lambda other: (other.refusal is not None, -other.quality_ratio),
-        )
+        # Feasible ones first, best first, without making the thousands that nobody will read.
+        order = np.lexsort((-problem.quality[r], ~problem.feasible[r]))
+        others = [
+            _candidate(formulated, r, int(d)) for d in order[: MAX_OTHERS + 1] if d != destination
+        ][:MAX_OTHERS]
         placements.append(
             Placement(
                 request.request_id,
                 None
                 if destination == UNASSIGNED
                 else replace(
-                    _candidate(batch, r, destination),
+                    _candidate(formulated, r, destination),
                     finish_seconds=float(finish[r]) if math.isfinite(finish[r]) else None,
                 ),
                 tuple(others),
@@ -321,7 +357,8 @@ def _describe(
     return decision, placements
 
 
-def _candidate(batch: FormulatedBatch, r: int, d: int) -> Candidate:
+def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
+    batch = formulated.batch
     problem, destination = batch.problem, batch.snapshot.destinations[d]
     refusals = batch.refusals.refusals_of(r, d)
     refusal = "; ".join(refusal.detail for refusal in refusals) or None
@@ -331,7 +368,9 @@ def _candidate(batch: FormulatedBatch, r: int, d: int) -> Candidate:
         node_id=destination.node_id,
         model=destination.model,
         quality_ratio=float(problem.quality[r, d]),
-        quality_source=destination.quality_source,
+        quality_source=destination.quality_source
+        if formulated.quality_source is None
+        else source_label(int(formulated.quality_source[r, d])),
         cost_usd=float(problem.cost_usd[r, d]),
         energy_joules=float(problem.energy_joules[r, d]),
         work_seconds=float(problem.work_seconds[r, d]),

@@ -71,6 +71,7 @@ class RequestManager:
         decider: turns a batch and a snapshot into placements.
         send_work: gives an order to a node's link.
         send_cancel: tells a node to stop.
+        on_finished: told of each answer that is complete.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RequestManager:
         decider: Decider,
         send_work: SendWork,
         send_cancel: SendCancel,
+        on_finished: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self._batching = batching
         self._limits = limits
@@ -88,6 +90,7 @@ class RequestManager:
         self._decider = decider
         self._send_work = send_work
         self._send_cancel = send_cancel
+        self._on_finished = on_finished
         self._records = RequestRecords(limits.kept_records)
         self._streams: dict[RequestId, AnswerStream] = {}
         self._waiting: dict[RequestId, None] = {}
@@ -209,6 +212,7 @@ class RequestManager:
         )
         record.account = account
         self._records.close(account.request_id, RequestState.COMPLETED)
+        self._on_finished(record)
         log.info(
             "request.ended",
             request_id=account.request_id,

@@ -10,7 +10,13 @@ import anyio
 
 from controller.app import Listening, serve
 from controller.client import Client, Connection, connected
-from controller.config import BatchingSettings, FleetSettings, ServerSettings, Settings
+from controller.config import (
+    BatchingSettings,
+    FleetSettings,
+    QualitySettings,
+    ServerSettings,
+    Settings,
+)
 from edge_agent import app as agent_app
 from edge_agent.config import ControllerSettings, ModelSettings
 from edge_agent.config import Settings as AgentSettings
@@ -186,7 +192,8 @@ async def running_fleet(
         ),
         batching=batching,
         fleet=fleet,
-        **sections,  # type: ignore[arg-type]
+        # What the machine's cache holds must not change what tests see.
+        **{"quality": QualitySettings(is_enabled=False), **sections},  # type: ignore[arg-type]
     )
     stop = asyncio.Event()
     ready: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()

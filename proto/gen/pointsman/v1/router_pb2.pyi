@@ -161,7 +161,7 @@ class Placement(_message.Message):
 
     @_builtins.property
     def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
-        """Every other destination, feasible ones first, in order of this request's own terms."""
+        """Other destinations, feasible ones first, the best predicted quality first; at most 64."""
 
     def __init__(
         self,
@@ -492,6 +492,44 @@ class ExplainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class FeedbackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SCORE_RATIO_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    score_ratio: _builtins.float
+    """0 for a wrong answer to 1 for a right one."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        score_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "score_ratio", b"score_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedbackRequest: _TypeAlias = FeedbackRequest  # noqa: Y015
+
+@_typing.final
+class FeedbackResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedbackResponse: _TypeAlias = FeedbackResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -50,6 +50,11 @@ class RouterServiceStub:
                 request_serializer=pointsman_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_router__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Feedback = channel.unary_unary(
+                '/pointsman.v1.RouterService/Feedback',
+                request_serializer=pointsman_dot_v1_dot_router__pb2.FeedbackRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_router__pb2.FeedbackResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/pointsman.v1.RouterService/ListModels',
                 request_serializer=pointsman_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
@@ -83,6 +88,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feedback(self, request, context):
+        """Says how good a finished answer was, so that similar prompts are routed by it from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Lists the models that the fleet can answer with now.
         """
@@ -107,6 +119,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=pointsman_dot_v1_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Feedback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Feedback,
+                    request_deserializer=pointsman_dot_v1_dot_router__pb2.FeedbackRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_router__pb2.FeedbackResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -196,6 +213,33 @@ class RouterService:
             '/pointsman.v1.RouterService/Explain',
             pointsman_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
             pointsman_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feedback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.RouterService/Feedback',
+            pointsman_dot_v1_dot_router__pb2.FeedbackRequest.SerializeToString,
+            pointsman_dot_v1_dot_router__pb2.FeedbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class RouterServiceStub:
     """
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
     """Says why a request went where it went. NOT_FOUND once the record has been dropped."""
+    Feedback: _grpc.UnaryUnaryMultiCallable[_router_pb2.FeedbackRequest, _router_pb2.FeedbackResponse]
+    """Says how good a finished answer was, so that similar prompts are routed by it from then on."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Lists the models that the fleet can answer with now."""
 
@@ -57,6 +59,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
     """Says why a request went where it went. NOT_FOUND once the record has been dropped."""
+    Feedback: _aio.UnaryUnaryMultiCallable[_router_pb2.FeedbackRequest, _router_pb2.FeedbackResponse]  # type: ignore[assignment]
+    """Says how good a finished answer was, so that similar prompts are routed by it from then on."""
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that the fleet can answer with now."""
 
@@ -88,6 +92,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
         """Says why a request went where it went. NOT_FOUND once the record has been dropped."""
+
+    @_abc_1.abstractmethod
+    def Feedback(
+        self,
+        request: _router_pb2.FeedbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.FeedbackResponse, _abc.Awaitable[_router_pb2.FeedbackResponse]]:
+        """Says how good a finished answer was, so that similar prompts are routed by it from then on."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -1,0 +1,158 @@
+"""The quality predictor of a running controller: prompts in, estimates out, outcomes learned.
+
+Everything here blocks and is called from threads; `request_manager` keeps it off the event loop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from controller.config import QualitySettings
+from controller.domain.cluster import Destination
+from controller.domain.request import InferenceRequest
+from controller.predictors.embedding import (
+    CachedEmbedding,
+    EmbeddingBackend,
+    EmbeddingUnavailableError,
+    OnnxEmbedding,
+    default_folder,
+)
+from controller.predictors.neighbours import (
+    Shrinkage,
+    Source,
+    Target,
+    answer_lengths,
+    shrunk_quality,
+)
+from controller.profiler.quality_files import QualityFolder
+from controller.profiler.quality_store import QualityRecord, prompt_digest
+from controller.routing.formulation import expected_answer_tokens
+from controller.routing.problem import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one finished request teaches.
+
+    Attributes:
+        score_ratio: 0 to 1; None when nobody judged the answer.
+        output_tokens: None when its end was not the model's own, such as at max_tokens.
+    """
+
+    text: str
+    destination: str
+    model: str
+    score_ratio: float | None
+    output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictions:
+    """What profiled prompts say about a batch.
+
+    Attributes:
+        quality: float64[R, D], 0 to 1.
+        output_tokens: float64[R, D].
+        quality_source: int64[R, D]; see `source_label`.
+    """
+
+    quality: FloatArray
+    output_tokens: FloatArray
+    quality_source: IntArray
+
+
+def source_label(code: int) -> str:
+    """In words, such as "neighbours" or "prior"."""
+    return Source(code).label
+
+
+def destination_key(node_id: str, model: str) -> str:
+    """The name under which a destination's outcomes are kept."""
+    return f"{node_id}/{model}"
+
+
+class QualityPredictor:
+    """Estimates from profiled prompts; safe to call from several threads.
+
+    Args:
+        backend: embeds prompts.
+        folder: the store and the files that keep it.
+    """
+
+    def __init__(self, backend: EmbeddingBackend, folder: QualityFolder) -> None:
+        self._backend = CachedEmbedding(backend)
+        self._folder = folder
+        self._shrinkage = Shrinkage()
+
+    @property
+    def profiled_prompts(self) -> int:
+        """Prompts that something is known about."""
+        return len(self._folder.store)
+
+    def predict(
+        self, requests: Sequence[InferenceRequest], destinations: Sequence[Destination]
+    ) -> Predictions | None:
+        """Estimate a batch; None while nothing has been profiled, so nothing is embedded for it.
+
+        Args:
+            requests: R.
+            destinations: D.
+        """
+        store = self._folder.store
+        if not len(store):
+            return None
+        targets = [
+            Target(
+                destination_key(destination.node_id, destination.model),
+                destination.model,
+                destination.mean_quality_ratio,
+            )
+            for destination in destinations
+        ]
+        embeddings = self._backend.embed([request.text for request in requests])
+        evidence = store.evidence(embeddings, targets, self._shrinkage.neighbours)
+        quality = shrunk_quality(evidence, self._shrinkage)
+        limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
+        lengths = answer_lengths(evidence, expected_answer_tokens(limits), self._shrinkage)
+        return Predictions(quality.value, lengths.tokens, quality.source)
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        """Keep what finished requests taught, on disk before this returns.
+
+        Raises:
+            QualityFilesError: it cannot be written.
+        """
+        embeddings = self._backend.embed([outcome.text for outcome in outcomes])
+        self._folder.append(
+            [
+                QualityRecord(
+                    prompt_digest(outcome.text),
+                    embedding,
+                    outcome.destination,
+                    outcome.model,
+                    outcome.score_ratio,
+                    outcome.output_tokens,
+                )
+                for outcome, embedding in zip(outcomes, embeddings, strict=True)
+            ]
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._folder.close()
+
+
+def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> QualityPredictor:
+    """The predictor with the embedding model of the settings and the store in the data directory.
+
+    Raises:
+        EmbeddingUnavailableError: there is no embedding model; the text says how to make one.
+        QualityFilesError: the store is damaged or in use.
+    """
+    if not settings.is_enabled:
+        raise EmbeddingUnavailableError("it is switched off in the settings")
+    folder = Path(settings.embedding_dir).expanduser() if settings.embedding_dir else None
+    backend = OnnxEmbedding(folder or default_folder())
+    return QualityPredictor(backend, QualityFolder(data_dir / "quality", backend.dimension))

@@ -1,0 +1,109 @@
+"""Finished requests teach the quality store, off the event loop and in bounded numbers."""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from controller.domain.completion import FinishReason
+from controller.errors import InvalidRequestError
+from controller.predictors.serving import Outcome, QualityPredictor, destination_key
+from controller.profiler.quality_files import QualityFilesError
+from controller.request_manager.records import RequestRecord, RequestState
+
+log = structlog.get_logger()
+
+_MAX_WAITING: Final = 4096
+_MAX_AT_ONCE: Final = 64
+_PAUSE_SECONDS: Final = 1.0
+"""Outcomes gather this long, so that one write and one embedding call serve many."""
+
+
+class Learner:
+    """Hands outcomes to the predictor; belongs to the event loop.
+
+    Args:
+        predictor: None learns nothing, since there is no embedding model.
+    """
+
+    def __init__(self, predictor: QualityPredictor | None) -> None:
+        self._predictor = predictor
+        self._waiting: list[Outcome] = []
+        self._arrived = asyncio.Event()
+        self.dropped = 0
+
+    def finished(self, record: RequestRecord) -> None:
+        """Learn the length of an answer that the model itself ended."""
+        account = record.account
+        if account is None or account.completion.reason is not FinishReason.STOP:
+            return
+        self._put(self._outcome(record, None))
+
+    def judged(self, record: RequestRecord, score_ratio: float) -> None:
+        """Learn how good a finished answer was.
+
+        Raises:
+            InvalidRequestError: the score is outside 0 to 1, the request has not finished well, or
+                this controller does not learn.
+        """
+        if not 0 <= score_ratio <= 1:
+            raise InvalidRequestError(f"score_ratio: 0 to 1, not {score_ratio:g}.")
+        if record.state is not RequestState.COMPLETED or record.account is None:
+            raise InvalidRequestError(
+                f"Request {record.request.request_id!r} is {record.state.value}; only a completed "
+                "one can be judged."
+            )
+        if self._predictor is None:
+            raise InvalidRequestError(
+                "This controller does not learn: it has no embedding model. Make one with "
+                "`edge-controller embedding export` and start it anew."
+            )
+        self._put(self._outcome(record, score_ratio))
+
+    def _outcome(self, record: RequestRecord, score_ratio: float | None) -> Outcome:
+        account = record.account
+        assert account is not None  # both callers have looked
+        is_whole = account.completion.reason is FinishReason.STOP
+        return Outcome(
+            record.request.text,
+            destination_key(account.node_id, account.model),
+            account.model,
+            score_ratio,
+            account.completion.usage.completion_tokens
+            if is_whole and score_ratio is None
+            else None,
+        )
+
+    def _put(self, outcome: Outcome) -> None:
+        if self._predictor is None:
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            self.dropped += 1
+            return
+        self._waiting.append(outcome)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Learn until cancelled."""
+        while True:
+            await self._arrived.wait()
+            await asyncio.sleep(_PAUSE_SECONDS)
+            self._arrived.clear()
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Learn what waits now; also at the end, when nothing new comes."""
+        loop = asyncio.get_running_loop()
+        while self._predictor is not None and self._waiting:
+            outcomes = self._waiting[:_MAX_AT_ONCE]
+            await loop.run_in_executor(None, self._learn, self._predictor, outcomes)
+            del self._waiting[: len(outcomes)]  # only now, so that a cancel loses nothing
+
+    @staticmethod
+    def _learn(predictor: QualityPredictor, outcomes: list[Outcome]) -> None:
+        try:
+            predictor.learn(outcomes)
+        except QualityFilesError as error:
+            log.error("quality.not_kept", outcomes=len(outcomes), error=str(error))
+        except Exception:
+            log.exception("quality.not_learned", outcomes=len(outcomes))
