@@ -300,7 +300,9 @@ async def run(
         calibrate,
         link.models_changed,
     )
-    desk = WorkDesk(models.models.get, link, power, sampler)
+    # What is guessed of this board says nothing of the machine behind a remote engine.
+    remote_power = None if settings.power.idle_watts is None else power
+    desk = WorkDesk(models.models.get, link, power, sampler, remote_power)
     agent = Agent(settings, host, power, models, desk, link, sampler, time.monotonic())
     status = StatusServer(settings.socket_path, agent.snapshot)
     await status.start()

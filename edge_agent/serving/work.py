@@ -96,6 +96,7 @@ class WorkDesk:
         listener: told of progress and ends.
         power: for the energy estimate of answers that the meter knows nothing of.
         meter: measures what each answer took; None leaves everything to the estimate.
+        remote_power: of the machine behind a remote engine; None when nobody has said it.
     """
 
     def __init__(
@@ -104,11 +105,13 @@ class WorkDesk:
         listener: WorkListener,
         power: PowerModel | None,
         meter: Meter | None = None,
+        remote_power: PowerModel | None = None,
     ) -> None:
         self._models = models
         self._listener = listener
         self._power = power
         self._meter = meter
+        self._remote_power = remote_power
         self._metered: dict[tuple[str, int], str] = {}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -268,16 +271,19 @@ class WorkDesk:
     def _energy(
         self, order: WorkOrder, event: Finished
     ) -> tuple[float, PowerSource] | tuple[None, None]:
+        hosted = self._models(order.model)
+        is_remote = hosted is not None and hosted.settings.remote is not None
         model = self._metered.get((order.request_id, order.attempt))
         if self._meter is not None and model is not None:
             active_seconds = event.prefill_seconds + event.decode_seconds
             charge = self._meter.charge(model, active_seconds, event.work_seconds)
             if charge is not None:
                 return charge.joules, charge.source
-        if self._power is None:
+        power = self._remote_power if is_remote else self._power
+        if power is None:
             return None, None
         # The engine was busy for this request alone during its work seconds, at full power.
-        return event.work_seconds * self._power.watts(1.0), PowerSource.ESTIMATE
+        return event.work_seconds * power.watts(1.0), PowerSource.ESTIMATE
 
     def _meter_order(self, key: tuple[str, int], model: HostedModel | None) -> None:
         """Note that an order begins on this model's engine, or with None that it has ended."""
