@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_agent.sensors.base import NoData, Reading, Sensor
+from edge_agent.sensors.base import NoData, Sensor
 from edge_agent.sensors.board import read_temperature
 from edge_agent.sensors.jetson import JtopSensor
 from edge_agent.sensors.power_model import PowerModel
@@ -72,9 +72,7 @@ def _power(
     found = []
     if chosen:
         wait(_COUNTER_SECONDS)
-        found += [
-            _working(sensor.name, guarded_read(sensor, time.monotonic())) for sensor in chosen
-        ]
+        found += [_working(sensor) for sensor in chosen]
     else:
         found.append(
             SensorFinding(
@@ -90,7 +88,11 @@ def _power(
     return found
 
 
-def _working(name: str, answer: Reading | NoData) -> SensorFinding:
+def _working(sensor: Sensor) -> SensorFinding:
+    started = time.monotonic()
+    answer = guarded_read(sensor, started)
+    seconds = time.monotonic() - started
+    name = sensor.name
     if isinstance(answer, NoData):
         return SensorFinding(
             "warning", f"{name}: {answer.reason}", answer.fix or "run edge-agent doctor again"
@@ -99,7 +101,8 @@ def _working(name: str, answer: Reading | NoData) -> SensorFinding:
     return SensorFinding(
         "ok",
         f"{name}: {watts}, {answer.coverage.value} ({answer.detail}), "
-        f"±{100 * answer.relative_error:.0f} %",
+        f"±{100 * answer.relative_error:.0f} %; a reading takes {1000 * seconds:.1f} ms and comes "
+        f"every {sensor.period_seconds:g} s",
     )
 
 

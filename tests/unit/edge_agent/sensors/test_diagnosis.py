@@ -31,7 +31,8 @@ def warnings(found: list[SensorFinding]) -> list[SensorFinding]:
 def test_working_sensor_is_shown_with_what_it_covers(tmp_path: Path) -> None:
     found = examine(tmp_path, JetsonSensor(write(tmp_path, orin_nano())))
     assert warnings(found) == []
-    assert "ina3221: 8.1 W, board (VDD_IN), ±5 %" in [entry.text for entry in found]
+    assert found[0].text.startswith("ina3221: 8.1 W, board (VDD_IN), ±5 %; a reading takes ")
+    assert found[0].text.endswith(" ms and comes every 0.1 s")
 
 
 def test_pmic_without_permission_names_the_group_and_the_user(tmp_path: Path) -> None:

@@ -206,6 +206,39 @@ def test_request_that_was_half_estimated_says_so() -> None:
     assert charge.source is ESTIMATE
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 200), st.integers(50, 300)), min_size=1, max_size=8)
+)
+def test_each_request_is_charged_its_work_however_they_overlap(
+    requests: list[tuple[int, int]],
+) -> None:
+    """Case D18: on an engine that shares its time evenly, at constant power, within 5 %."""
+    ledger = EnergyLedger()
+    left = {index: float(work) for index, (_, work) in enumerate(requests)}
+    active: dict[int, float] = {}
+    slices = 0
+    while left:
+        now = slices * SLICE
+        arrived = [i for i in left if requests[i][0] == slices]
+        if arrived:
+            active.update(dict.fromkeys(arrived, now))
+            ledger.set_active({"a": len(active)}, now)
+        if slices % 5 == 0:
+            ledger.add(PowerSample(now, INA, 10.0))
+        slices += 1
+        now = slices * SLICE
+        share = 1.0 / max(1, len(active))
+        for i in list(active):
+            left[i] -= share
+        for i in [i for i in active if left[i] <= 1e-9]:
+            work_seconds = (requests[i][1] - left.pop(i)) * SLICE
+            charge = ledger.charge("a", active.pop(i), now, work_seconds)
+            assert charge is not None
+            assert charge.joules == pytest.approx(10.0 * work_seconds, rel=0.05)
+            ledger.set_active({"a": len(active)}, now)
+
+
 SLICE = 0.02
 
 bursts = st.lists(
