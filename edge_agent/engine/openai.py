@@ -265,7 +265,7 @@ class OpenAiEngine:
     async def load(self) -> LoadedModel:
         """Find the endpoint and its model, and try it out with one small request.
 
-        The request (some 170 prompt tokens and at most 32 of an answer) is left out when every
+        The request (some 160 prompt tokens and at most 32 of an answer) is left out when every
         rate is declared. It tells the characters per token, and the speed where nothing else may
         be sent to measure it.
 

@@ -217,21 +217,25 @@ class ModelHost:
     ) -> Speeds:
         """Measured before under the same conditions, or measured now and kept."""
         assert model.prepared is not None
+        declared = Rates()
+        measured = engine
         if isinstance(engine, OpenAiEngine):
-            known = engine.known_rates
-            if known is not None:
-                return Speeds(*known)
-            measured: InferenceEngine = engine.for_measuring()
-        else:
-            measured = engine
+            if engine.known_rates is not None:
+                return Speeds(*engine.known_rates)
+            declared = engine.settings.declared
+            measured = engine.for_measuring()
         key = self._calibration_key(model, model.prepared, loaded)
         path = self.settings.data_dir / "calibrations.json"
         kept = _read_calibrations(path)
-        if key in kept:
-            return kept[key]
-        speeds = await self.calibrate(measured, model.settings.slots)
-        _write_calibrations(path, {**kept, key: speeds})
-        return speeds
+        if key not in kept:
+            kept = {**kept, key: await self.calibrate(measured, model.settings.slots)}
+            _write_calibrations(path, kept)
+        speeds = kept[key]
+        return Speeds(
+            declared.prefill or speeds.prefill_rate,
+            declared.decode or speeds.decode_rate,
+            declared.saturated_decode or speeds.saturated_decode_rate,
+        )
 
     def _calibration_key(
         self, model: HostedModel, prepared: PreparedModel, loaded: LoadedModel

@@ -72,7 +72,7 @@ class RemoteEngine(OpenAiEngine):
         super().__init__(
             OpenAiSettings(self.server.base_url, slots=SLOTS, context_tokens=CONTEXT_TOKENS),
             max_queued=4,
-            first_retry_seconds=0.1,
+            first_retry_seconds=0.4,
             max_unread_characters=MAX_UNREAD_CHARACTERS,
         )
 

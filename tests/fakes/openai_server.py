@@ -94,12 +94,14 @@ class OpenAiServer:
         models: as /v1/models lists them; None lets that path be handled by `answer`, too.
         seen: every request but those for the list of models.
         looks: how often the list of models was asked for.
+        may_list: cleared, it holds the list back, and so keeps a failed endpoint away.
     """
 
     answer: Handler
     models: list[Json] | None = field(default_factory=lambda: [{"id": "served"}])
     seen: list[Exchange] = field(default_factory=list)
     looks: int = 0
+    may_list: asyncio.Event = field(default_factory=asyncio.Event)
     _socket: socket.socket | None = None
     _port: int = 0
     _server: asyncio.Server | None = None
@@ -109,6 +111,7 @@ class OpenAiServer:
     def __post_init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._port = self._socket.getsockname()[1]
+        self.may_list.set()
 
     @property
     def base_url(self) -> str:
@@ -171,6 +174,7 @@ class OpenAiServer:
     async def _handle(self, exchange: Exchange) -> None:
         if exchange.path == "/v1/models" and self.models is not None:
             self.looks += 1
+            await self.may_list.wait()
             await exchange.answer(200, {"object": "list", "data": self.models})
             return
         self.seen.append(exchange)

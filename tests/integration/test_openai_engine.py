@@ -83,7 +83,10 @@ async def good_answer(exchange: Exchange) -> None:
 async def endpoint(
     answer: Callable[[Exchange], Awaitable[None]], **changes: Any
 ) -> AsyncIterator[tuple[OpenAiServer, OpenAiEngine]]:
-    """A server and a loaded engine on it; rates are declared, so that no trial is made."""
+    """A server and a loaded engine on it; rates are declared, so that no trial is made.
+
+    An engine that has given its endpoint up gets it back after `server.may_list.set()`.
+    """
     arguments = {
         key: changes.pop(key)
         for key in ("stall_seconds", "max_queued", "environ")
@@ -98,6 +101,7 @@ async def endpoint(
         )
         try:
             await asyncio.wait_for(engine.load(), WAIT_SECONDS)
+            server.may_list.clear()
             yield server, engine
         finally:
             await asyncio.wait_for(engine.close(), WAIT_SECONDS)
@@ -339,6 +343,7 @@ async def test_broken_stream_is_an_error_and_never_a_stop(ending: str) -> None:
         if ending == "cut":
             assert stats.issue is not None
             assert stats.issue.startswith("remote_unreachable: ")
+            server.may_list.set()
             await until(lambda: engine.stats().is_ready)
             assert server.looks >= 2
 
@@ -622,6 +627,7 @@ async def test_endpoint_that_cannot_be_used_is_an_issue_until_it_can(
         assert stats.issue.startswith(f"{issue}: ")
         with pytest.raises(EngineError, match="away now"):
             await ask(engine)
+        server.may_list.set()
         await until(lambda: engine.stats().is_ready)
         assert engine.stats().issue is None
         assert text_of(await ask(engine)) == "It rains."
@@ -644,13 +650,14 @@ async def test_new_key_is_taken_without_a_restart_and_no_key_is_ever_shown(
             await exchange.answer(401, error_body("wrong key sk-old-hunter2"))
 
     with structlog.testing.capture_logs() as logs:
-        async with endpoint(answer, api_key_file=str(key_file)) as (_, engine):
+        async with endpoint(answer, api_key_file=str(key_file)) as (server, engine):
             with pytest.raises(RejectedError) as refused:
                 await ask(engine, max_tokens=1)
             with pytest.raises(RemoteError) as caught:
                 await ask(engine)
             issue = engine.stats().issue
             key_file.write_text("sk-new-hunter2\n")
+            server.may_list.set()
             await until(lambda: engine.stats().is_ready)
             assert text_of(await ask(engine)) == "It rains."
             shown = [str(refused.value), str(caught.value), str(issue), repr(engine.settings)]
