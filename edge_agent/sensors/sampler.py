@@ -108,6 +108,7 @@ class PowerSampler:
         self._failures = 0
         self._probe_seconds = _FIRST_PROBE_SECONDS
         self._probe_at = 0.0
+        self._better_at = float("inf")
         self._board_at = 0.0
         self._board_state = BoardState()
         self._utilisation = 0.0
@@ -158,7 +159,7 @@ class PowerSampler:
             except Exception as error:
                 log.warning("sensor.failed", sensor="board", error=str(error))
                 self._board_state = BoardState()
-        if not self._chosen and now >= self._probe_at:
+        if now >= (self._better_at if self._chosen else self._probe_at):
             self._probe(now)
             if self._chosen:
                 return self._period  # this reading may have been a counter's baseline
@@ -180,11 +181,15 @@ class PowerSampler:
         return max((sensor.period_seconds for sensor in self._chosen), default=_MODEL_SECONDS)
 
     def _probe(self, now: float) -> None:
+        before = self._chosen
         self._chosen, self._refused = probe(self._sensors, now)
         self._failures = 0
+        # What an operator may mend meanwhile, such as a second source, is tried once in a while.
+        is_mendable = any(answer.fix for answer in self._refused.values())
+        self._better_at = now + _LAST_PROBE_SECONDS if is_mendable else float("inf")
         self._probe_at = now + self._probe_seconds
         self._probe_seconds = min(2.0 * self._probe_seconds, _LAST_PROBE_SECONDS)
-        if self._chosen:
+        if self._chosen and self._chosen != before:
             log.info("sensor.chosen", sensors=[sensor.name for sensor in self._chosen])
 
     def _failed(self, answers: list[Reading | NoData], now: float) -> None:
@@ -193,7 +198,7 @@ class PowerSampler:
             return  # the next reading bridges a short gap
         for sensor, answer in zip(self._chosen, answers, strict=True):
             if isinstance(answer, NoData):
-                self._refused[sensor.name] = answer
+                self._refused = {**self._refused, sensor.name: answer}
                 log.warning("sensor.lost", sensor=sensor.name, reason=answer.reason)
         self._chosen = []
         self._probe_at = now + self._probe_seconds
@@ -322,8 +327,10 @@ def _added(readings: list[Reading]) -> Reading:
 
 def _smoothed(previous: Reading | None, smoothed: float | None, now: Reading) -> float | None:
     """A moving mean over about a second, for people and for the routing."""
-    if now.power_watts is None or smoothed is None or previous is None:
-        return now.power_watts if now.power_watts is not None else smoothed
+    if now.power_watts is None:
+        return smoothed
+    if smoothed is None or previous is None or previous.source is not now.source:
+        return now.power_watts
     seconds = now.measured_at - previous.measured_at
     weight = min(1.0, seconds / _SMOOTHED_SECONDS)
     return smoothed + weight * (now.power_watts - smoothed)

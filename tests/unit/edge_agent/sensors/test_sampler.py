@@ -113,6 +113,20 @@ def test_lost_sensor_is_probed_with_back_off_and_taken_again() -> None:
     assert sampler.unreadable == []
 
 
+def test_second_source_that_is_mended_is_taken_within_a_minute() -> None:
+    """A driver of the cards that comes back, beside a package that was measured all along."""
+    clock = Clock()
+    package = FakeSensor("rapl", 30.0, Coverage.PACKAGE, PowerSource.RAPL)
+    cards = FakeSensor("nvml", None, Coverage.GPU, PowerSource.NVML)
+    sampler = PowerSampler([package, cards], MODEL, clock=clock)
+    steps(sampler, clock, 3.0)
+    assert sampler.power().source is PowerSource.RAPL
+    cards.watts = 300.0
+    steps(sampler, clock, 65.0)
+    assert sampler.power().power_watts == pytest.approx(330.0)
+    assert cards.reads < 100
+
+
 def test_answer_is_charged_from_what_was_measured() -> None:
     clock, sensor = Clock(), FakeSensor(watts=10.0)
     sampler = PowerSampler([sensor], MODEL, clock=clock)
