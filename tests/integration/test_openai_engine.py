@@ -455,6 +455,28 @@ async def test_comments_alone_are_no_progress(has_begun: bool) -> None:
         await asyncio.wait_for(left.wait(), WAIT_SECONDS)
 
 
+async def test_requests_beyond_the_slots_wait_their_turn() -> None:
+    """R11: the server never sees more at once than there are slots."""
+    at_once, most = 0, 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.01)
+        at_once -= 1
+        await good_answer(exchange)
+
+    async with endpoint(answer) as (server, engine):
+        questions = [str(number) for number in range(8)]
+        asked = [ask(engine, (Message("user", text),), key=text) for text in questions]
+        await asyncio.gather(*asked)
+        seen = [exchange.body["messages"][0]["content"] for exchange in server.seen]
+        assert most == 2
+        # Two are under way at once, so neighbours may change places on the way.
+        assert all(abs(seen.index(text) - int(text)) <= 1 for text in questions)
+
+
 async def test_cancel_closes_the_connection() -> None:
     """S1."""
     left = asyncio.Event()
