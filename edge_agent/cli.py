@@ -13,7 +13,7 @@ import click
 
 from edge_agent import __version__
 from edge_agent.config import Settings, load_settings
-from edge_agent.errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_READY, AgentError
+from edge_agent.errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_READY, AgentError, UsageError
 
 
 class _Told(click.ClickException):
@@ -360,6 +360,8 @@ def bench(
                 str(model), lambda text: click.echo(text, err=True)
             )
             file = prepared.path
+            if file is None:
+                raise UsageError(f"{model} is remote; name a model that this device runs itself.")
         return await run_bench(
             EngineSettings(
                 model_path=file,
