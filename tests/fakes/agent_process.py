@@ -40,7 +40,14 @@ async def main(folder: Path, address: str, ca_file: str) -> None:
         controller=ControllerSettings(address, insecure=not ca_file, ca_file=ca_file),
         models=(ModelSettings("fake-a", slots=2, threads=1),),
     )
-    await run(settings, stop, prepare=prepare, make_engine=FakeEngine, calibrate=calibrate)
+    await run(
+        settings,
+        stop,
+        prepare=prepare,
+        make_engine=FakeEngine,
+        calibrate=calibrate,
+        find_sensors=lambda settings: [],
+    )
 
 
 if __name__ == "__main__":
