@@ -22,7 +22,7 @@ import numpy as np
 
 from controller.routing.compiled import (
     Limits,
-    compiled,
+    compiled_part,
     compiled_without_gil,
     exhausted,
     limits_until,
@@ -37,10 +37,10 @@ FIRST_INTERVALS: Final = 6
 MAX_INTERVALS: Final = 400
 """Most intervals kept; a limit on memory that no test has reached under a serving budget."""
 
-FIRST_STEPS: Final = 20
+FIRST_STEPS: Final[Any] = np.int64(20)
 """Subgradient steps on each of the first intervals: soon, none is without a bound."""
 
-STEPS: Final = 25
+STEPS: Final[Any] = np.int64(25)
 """Subgradient steps on one interval."""
 
 ROUNDING: Final = 1e-11
@@ -50,7 +50,7 @@ PATIENCE: Final = 5
 """Steps without a better bound after which the step length is halved."""
 
 
-@compiled
+@compiled_part
 def alone_seconds(costs: Costs, r: int, d: int) -> Any:
     """float64: when request r would finish at d if it were the whole batch."""
     return (
@@ -102,7 +102,7 @@ class Intervals(NamedTuple):
     held: IntArray
 
 
-@compiled
+@compiled_part
 def _least_parts(costs: Costs) -> tuple[float, float]:
     """The sum of every request's least cost, and the least makespan in seconds."""
     cheapest = 0.0
@@ -117,7 +117,7 @@ def _least_parts(costs: Costs) -> tuple[float, float]:
     return cheapest, soonest
 
 
-@compiled
+@compiled_part
 def candidate_pairs(costs: Costs, best_known: float) -> Pairs:
     """The pairs that an assignment with J below the best known can contain, by a simple test.
 
@@ -158,7 +158,7 @@ def candidate_pairs(costs: Costs, best_known: float) -> Pairs:
     return pairs
 
 
-@compiled
+@compiled_part
 def open_intervals(costs: Costs, best_known: float) -> Intervals:
     """The first intervals, with the bounds of every request at its cheapest."""
     cheapest, soonest = _least_parts(costs)
@@ -192,7 +192,7 @@ def open_intervals(costs: Costs, best_known: float) -> Intervals:
     return intervals
 
 
-@compiled
+@compiled_part
 def _raise_bound(
     costs: Costs,
     pairs: Pairs,
@@ -276,7 +276,7 @@ def _raise_bound(
     intervals.bound[i] = max(intervals.bound[i], best)
 
 
-@compiled
+@compiled_part
 def least_bound(intervals: Intervals, best_known: float) -> Any:
     """float64: a value that no J is below; at most `best_known`."""
     least = best_known
@@ -285,7 +285,7 @@ def least_bound(intervals: Intervals, best_known: float) -> Any:
     return least
 
 
-@compiled
+@compiled_part
 def tighten(
     costs: Costs, pairs: Pairs, intervals: Intervals, best_known: float, limits: Limits
 ) -> None:
@@ -304,7 +304,7 @@ def tighten(
         return
     while not exhausted(limits):
         count = intervals.held[0]
-        weakest = 0
+        weakest: Any = np.int64(0)  # a plain 0 would be a type of its own to Numba
         for i in range(count):
             if intervals.bound[i] < intervals.bound[weakest]:
                 weakest = i
@@ -334,18 +334,23 @@ def tighten(
         _raise_bound(costs, pairs, intervals, count, best_known, STEPS, limits)
 
 
-@compiled
+@compiled_part
 def survivors(
-    costs: Costs, pairs: Pairs, intervals: Intervals, best_known: float, kept: BoolArray
+    costs: Costs,
+    pairs: Pairs,
+    intervals: Intervals,
+    best_known: float,
+    share: float,
+    kept: BoolArray,
 ) -> None:
     """Fill `kept`, bool[R, D]: the pairs that an assignment with J below the best known can have.
 
     In an interval whose bound is below the best known, forcing a pair raises the relaxed value by
-    the pair's reduced cost.
+    the pair's reduced cost. With a share below 1 of that room nothing is proven; but the reduced
+    costs of a better assignment's pairs add up to less than the room, so hardly one has much.
     """
     n_requests = pairs.first.size - 1
     kept[:] = False
-    goal = best_known + 1e-9 * max(1.0, abs(best_known))
     least_network = np.empty(costs.backlog.size)
     least = np.empty(n_requests)
     for i in range(intervals.held[0]):
@@ -366,16 +371,17 @@ def survivors(
         for n in range(costs.backlog.size):
             if least_network[n] < np.inf:
                 value -= prices[n] * max(0.0, high - costs.backlog[n] - least_network[n])
+        room = share * (best_known - value) + 1e-9 * max(1.0, abs(best_known))
         for r in range(n_requests):
             for j in range(pairs.first[r], pairs.first[r + 1]):
                 if pairs.alone[j] > high:
                     continue
                 priced = pairs.cost[j] + prices[pairs.node[j]] * pairs.work[j]
-                if value + priced - least[r] <= goal:
+                if priced - least[r] <= room:
                     kept[r, pairs.destination[j]] = True
 
 
-@compiled
+@compiled_part
 def thin(pairs: Pairs, kept: BoolArray) -> None:
     """Leave only the kept pairs, bool[R, D], in place: what follows is the faster for it."""
     i = 0

@@ -54,11 +54,26 @@ if _FOLDER is not None:
     vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
 
 
+def _compiled(function: Function, **options: bool) -> Function:
+    njit: Any = numba.njit
+    decorated: Function = njit(
+        cache=_FOLDER is not None, error_model="numpy", no_cfunc_wrapper=True, **options
+    )(function)
+    return decorated
+
+
 def compiled(function: Function) -> Function:
     """Compile on first call; the machine code is read back in later processes."""
-    njit: Any = numba.njit
-    decorated: Function = njit(cache=_FOLDER is not None, error_model="numpy")(function)
-    return decorated
+    return _compiled(function)
+
+
+def compiled_part(function: Function) -> Function:
+    """As `compiled`, for what only compiled code calls.
+
+    It cannot be called from Python: the code that would unpack its arguments takes as long to
+    compile as most of these functions themselves.
+    """
+    return _compiled(function, no_cpython_wrapper=True)
 
 
 def compiled_without_gil(function: Function) -> Function:
@@ -66,9 +81,7 @@ def compiled_without_gil(function: Function) -> Function:
 
     For the one long call of a search only: to get the GIL back may take longer than a short call.
     """
-    njit: Any = numba.njit
-    decorated: Function = njit(cache=_FOLDER is not None, error_model="numpy", nogil=True)(function)
-    return decorated
+    return _compiled(function, nogil=True)
 
 
 # The GIL must not be taken to look at a clock: another thread may hold it for longer than the
@@ -108,14 +121,14 @@ def limits_until(deadline_nanoseconds: int | None, max_evaluations: int | None) 
     )
 
 
-@compiled
+@compiled_part
 def nanoseconds(limits: Limits) -> Any:
     """int64: the monotonic clock now."""
     _clock_gettime(limits.clock_id, limits.clock.ctypes.data)
     return limits.clock[0] * 1_000_000_000 + limits.clock[1]
 
 
-@compiled
+@compiled_part
 def exhausted(limits: Limits) -> bool:
     """Whether a limit is reached. Looks at no clock when there is no deadline."""
     if limits.max_evaluations >= 0 and limits.evaluations[0] >= limits.max_evaluations:
@@ -137,7 +150,7 @@ def random_state(rng: np.random.Generator) -> NDArray[np.uint64]:
     return np.array([rng.integers(1, 2**63)], dtype=np.uint64)
 
 
-@compiled
+@compiled_part
 def _next(state: NDArray[np.uint64]) -> Any:
     x = state[0]
     x ^= x >> _S12
@@ -147,13 +160,41 @@ def _next(state: NDArray[np.uint64]) -> Any:
     return x * _MULTIPLIER
 
 
-@compiled
+@compiled_part
 def random_index(state: NDArray[np.uint64], size: int) -> Any:
     """int64, uniform in [0, size); size at most 2**32."""
     return np.int64(((_next(state) >> _S32) * np.uint64(size)) >> _S32)
 
 
-@compiled
+@compiled_part
 def random_unit(state: NDArray[np.uint64]) -> Any:
     """float64, uniform in [0, 1)."""
     return np.float64(_next(state) >> _S11) * (1.0 / 9007199254740992.0)
+
+
+@compiled_part
+def stable_order(values: NDArray[Any]) -> NDArray[np.int64]:
+    """int64: indices that sort `values`, equal ones in their order.
+
+    A merge from the bottom up. NumPy's sort is the same and takes Numba seconds to compile.
+    """
+    n = values.size
+    order = np.arange(n)
+    merged = np.empty(n, dtype=np.int64)
+    width = 1
+    while width < n:
+        for low in range(0, n, 2 * width):
+            middle = min(low + width, n)
+            high = min(low + 2 * width, n)
+            i = low
+            j = middle
+            for k in range(low, high):
+                if i < middle and (j >= high or values[order[i]] <= values[order[j]]):
+                    merged[k] = order[i]
+                    i += 1
+                else:
+                    merged[k] = order[j]
+                    j += 1
+        order, merged = merged, order
+        width *= 2
+    return order

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from controller.routing.compiled import compiled, random_index
+from controller.routing.compiled import compiled, compiled_part, random_index, stable_order
 from controller.routing.policy import UNASSIGNED
 from controller.routing.problem import (
     BoolArray,
@@ -249,7 +249,7 @@ def _scalarise(
     return packed, bounds, requests, seeds
 
 
-@compiled
+@compiled_part
 def _single_term_seeds(
     terms: FloatArray,
     allowed: BoolArray,
@@ -269,7 +269,7 @@ def _single_term_seeds(
                 length[r] -= latency[r, d]
                 count += 1
         length[r] /= count
-    order = np.argsort(length, kind="mergesort")
+    order = stable_order(length)
     seeds = np.empty((4, n_requests), dtype=np.int64)
     for k in range(4):
         load = np.zeros(n_nodes)
@@ -301,7 +301,7 @@ def _single_term_seeds(
     return seeds
 
 
-@compiled
+@compiled_part
 def _terms_of(
     x: IntArray,
     terms: FloatArray,
@@ -333,7 +333,7 @@ def _terms_of(
     return values
 
 
-@compiled
+@compiled_part
 def _bounds(
     normalisation: int,
     seeds: IntArray,
@@ -392,7 +392,7 @@ def _bounds(
     return bounds
 
 
-@compiled
+@compiled_part
 def _is_constant(values: FloatArray, allowed: BoolArray) -> bool:
     low = np.inf
     high = -np.inf
@@ -404,7 +404,7 @@ def _is_constant(values: FloatArray, allowed: BoolArray) -> bool:
     return high <= low
 
 
-@compiled
+@compiled_part
 def _widen_by_random(
     bounds: FloatArray,
     terms: FloatArray,
@@ -434,7 +434,7 @@ def _widen_by_random(
             bounds[k, 1] = max(bounds[k, 1], values[k])
 
 
-@compiled
+@compiled_part
 def _everything_on_one_node(
     allowed: BoolArray,
     work: FloatArray,

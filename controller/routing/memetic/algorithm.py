@@ -1,13 +1,15 @@
-"""The search that serves: anytime, memetic, with makespan descent as its local search.
+"""The search that serves: anytime, memetic, guided by the prices of its own lower bound.
 
-1. The four single-term assignments and a descent of the makespan's cap seed the elite.
-2. Lower bounds by makespan interval (`controller.routing.bounds`) show which pairs no better
-   assignment can contain; the search does not look at them again.
+1. The four single-term assignments and a coarse descent of the makespan's cap give a first J.
+2. Lower bounds by makespan interval (`controller.routing.bounds`) price the work of each node. The
+   prices show which pairs no better assignment can contain, which few a better one is likely to
+   contain, and, for every interval that may hold a better one, where each request goes when it
+   pays for the room that it takes: made to fit, that is a good assignment at once.
 3. Offspring of the elite, by kicks or crossover, are repaired under a drawn cap and made local
    optima (Lamarckian: the improved assignment is what enters the elite), the cap following the
    makespan down for as long as J falls.
 
-Steps 2 and 3 happen twice, the second time with the better J that the first has found.
+Steps 2 and 3 happen in rounds, each with the better J that the last has found.
 """
 
 import time
@@ -18,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.routing.bounds import (
+    MAX_INTERVALS,
     ROUNDING,
+    Intervals,
+    Pairs,
     candidate_pairs,
     least_bound,
     open_intervals,
@@ -28,7 +33,7 @@ from controller.routing.bounds import (
 )
 from controller.routing.compiled import (
     Limits,
-    compiled,
+    compiled_part,
     compiled_without_gil,
     exhausted,
     limits_until,
@@ -45,7 +50,14 @@ from controller.routing.memetic.loads import (
     move,
     separable_cost,
 )
-from controller.routing.memetic.local_search import Neighbourhood, improve, new_search, shed
+from controller.routing.memetic.local_search import (
+    Neighbourhood,
+    improve,
+    new_search,
+    note_places,
+    shed,
+    shift_all,
+)
 from controller.routing.objective import Costs, scalarise
 from controller.routing.policy import UNASSIGNED, Budget, Decision
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
@@ -56,14 +68,8 @@ ELITE: Final = 12
 NICHE: Final = 0.01
 """Of assignments whose makespans differ relatively by less, only the best stays."""
 
-COARSE_STEP: Final = 0.85
+DESCENT_STEP: Final = 0.85
 """Factor by which the cap falls in the first descent."""
-
-FINE_STEP: Final = 0.97
-"""Factor by which it falls around the best makespan."""
-
-FINE_SPAN: Final = 0.12
-"""How far around the best makespan the fine steps reach, relatively."""
 
 CROSSOVER_SHARE: Final = 0.3
 """Offspring with two parents; the others are kicked copies of one."""
@@ -89,10 +95,14 @@ PROMISING: Final = 0.02
 STALL_PER_REQUEST: Final = 300
 """Offspring without a new best, per request of the batch, after which the search is over."""
 
-ROUNDS: Final = ((0.1, 0.1, 0.5), (0.1, 0.1, 1.0))
-"""Shares of what is left of the budget: twice for the bound, the second time over fewer pairs, then
-for offspring."""
+NEAR: Final = 0.2
+"""Share of the room below the best J that the reduced cost of a likely pair takes at most."""
 
+ROUNDS: Final = ((0.08, NEAR, 0.0), (0.1, NEAR, 0.5), (0.15, NEAR, 1.0), (0.15, 1.0, 1.0))
+"""Of each round: the share of what is left of the budget that the bound gets; the share of the room
+that the pairs looked at may take, 1 for all that are not proven useless; the share of what is then
+left that offspring get. A round gets what the last has left, so the last one begins only when
+nothing has improved for long."""
 
 RESERVE_SHARE: Final = 0.05
 """Share of a time budget kept for the way back: the answer is wanted by its end, and on a busy
@@ -118,7 +128,7 @@ class Elite(NamedTuple):
     filled: IntArray
 
 
-@compiled
+@compiled_part
 def _join(costs: Costs, loads: Loads, elite: Elite) -> Any:
     """float64: J, without the constant, of the assignment in `loads`, which asks for a place.
 
@@ -151,46 +161,30 @@ def _join(costs: Costs, loads: Loads, elite: Elite) -> Any:
     return j
 
 
-@compiled
+@compiled_part
 def _descend(
     costs: Costs, loads: Loads, around: Neighbourhood, elite: Elite, limits: Limits
 ) -> None:
-    """Lower the cap from where every request is at its cheapest.
+    """Lower the cap from where every request is at its cheapest, by shifts alone.
 
-    Coarsely at first, until the separable cost alone is no better than the best J; then finely
-    around the best makespan.
+    Until the separable cost alone is no better than the best J.
     """
     start = around.order[:, 0].copy()
     load_assignment(costs, loads, start)
     _join(costs, loads, elite)
     cap = makespan(costs, loads)
     while not exhausted(limits):
-        cap *= COARSE_STEP
+        cap *= DESCENT_STEP
         if not shed(costs, loads, around, cap, limits):
             break
-        improve(costs, loads, around, cap, limits)
+        shift_all(costs, loads, around, cap, limits)
         _join(costs, loads, elite)
         if separable_cost(costs, loads.x) >= elite.scores[0]:
             break
         cap = min(cap, makespan(costs, loads))
 
-    lowest = elite.spans[0] * (1.0 - FINE_SPAN)
-    cap = elite.spans[0] * (1.0 + FINE_SPAN)
-    above = 0
-    for i in range(1, elite.filled[0]):
-        nearer = elite.spans[i] < elite.spans[above] or elite.spans[above] < cap
-        if elite.spans[i] >= cap and nearer:
-            above = i
-    load_assignment(costs, loads, elite.x[above])
-    while cap > lowest and not exhausted(limits):
-        if not shed(costs, loads, around, cap, limits):
-            break
-        improve(costs, loads, around, cap, limits)
-        _join(costs, loads, elite)
-        cap = min(cap, makespan(costs, loads)) * FINE_STEP
 
-
-@compiled
+@compiled_part
 def _vary(
     costs: Costs,
     loads: Loads,
@@ -224,7 +218,7 @@ def _vary(
         move(costs, loads, r, around.order[r, np.int64(u * u * around.counts[r])])
 
 
-@compiled
+@compiled_part
 def _evolve(
     costs: Costs,
     loads: Loads,
@@ -244,31 +238,99 @@ def _evolve(
         cap = elite.spans[mother] * (1.0 + width * (2.0 * random_unit(state) - 1.0))
         _vary(costs, loads, around, elite, mother, state)
         limits.evaluations[0] += 1
-        reached = np.inf
-        while shed(costs, loads, around, cap, limits):
-            improve(costs, loads, around, cap, limits)
-            j = _join(costs, loads, elite)
-            if j >= reached - 1e-12 or j > best + PROMISING * abs(best) or exhausted(limits):
-                break
-            reached = j
-            cap = makespan(costs, loads) * (1.0 - TIGHTEN)
+        _polish(costs, loads, around, elite, cap, limits)
         stalled = 0 if elite.scores[0] < best - 1e-12 else stalled + 1
 
 
-@compiled
-def _leave_only(around: Neighbourhood, kept: BoolArray) -> None:
-    """Take all but the kept pairs, bool[R, D], out of the lists that moves are drawn from."""
+@compiled_part
+def _polish(
+    costs: Costs, loads: Loads, around: Neighbourhood, elite: Elite, cap: float, limits: Limits
+) -> None:
+    """Make the assignment a local optimum under the cap, then under lower ones while J falls."""
+    best = elite.scores[0]
+    reached = np.inf
+    afresh = True
+    while shed(costs, loads, around, cap, limits):
+        improve(costs, loads, around, cap, limits, afresh)
+        afresh = False
+        j = _join(costs, loads, elite)
+        if j >= reached - 1e-12 or j > best + PROMISING * abs(best) or exhausted(limits):
+            return
+        reached = j
+        cap = makespan(costs, loads) * (1.0 - TIGHTEN)
+
+
+@compiled_part
+def _round(
+    costs: Costs,
+    loads: Loads,
+    around: Neighbourhood,
+    elite: Elite,
+    pairs: Pairs,
+    intervals: Intervals,
+    rounded: FloatArray,
+    limits: Limits,
+) -> None:
+    """Round the prices of each open interval to an assignment, once, and make it a local optimum.
+
+    Every request goes where its cost and the price of its work are least; what is too much for the
+    interval is shed.
+
+    Args:
+        costs: the weighed problem.
+        loads: scratch.
+        around: the lists.
+        elite: the assignments join it.
+        pairs: those that are left.
+        intervals: with their prices.
+        rounded: float64[MAX_INTERVALS]; upper end of each interval when it was last rounded.
+        limits: when to stop.
+    """
+    n_requests = loads.x.size
+    x = np.empty(n_requests, dtype=np.int64)
+    for i in range(intervals.held[0]):
+        best = elite.scores[0] + costs.constant
+        if exhausted(limits):
+            return
+        if intervals.bound[i] >= best or rounded[i] == intervals.high[i]:
+            continue
+        rounded[i] = intervals.high[i]
+        high = intervals.high[i]
+        for r in range(n_requests):
+            least = np.inf
+            x[r] = UNASSIGNED
+            for k in range(pairs.first[r], pairs.first[r + 1]):
+                priced = pairs.cost[k] + intervals.prices[i, pairs.node[k]] * pairs.work[k]
+                if pairs.alone[k] <= high and priced < least:
+                    least = priced
+                    x[r] = pairs.destination[k]
+            if x[r] < 0:
+                break
+        if x.min() < 0:
+            continue
+        load_assignment(costs, loads, x)
+        limits.evaluations[0] += 1
+        _polish(costs, loads, around, elite, high, limits)
+
+
+@compiled_part
+def _leave_only(around: Neighbourhood, kept: BoolArray, order: IntArray, counts: IntArray) -> None:
+    """Make the kept pairs, bool[R, D], the only ones in the lists that moves are drawn from.
+
+    `order` and `counts` are the lists of all.
+    """
     for r in range(around.counts.size):
         k = 0
-        for i in range(around.counts[r]):
-            if kept[r, around.order[r, i]]:
-                around.order[r, k] = around.order[r, i]
+        for i in range(counts[r]):
+            if kept[r, order[r, i]]:
+                around.order[r, k] = order[r, i]
                 k += 1
         if k > 0:  # none is left only where rounding took the best known assignment's own
             around.counts[r] = k
+    note_places(around)
 
 
-@compiled
+@compiled_part
 def _share_of(limits: Limits, share: float) -> Limits:
     """The limits of a share of what is left."""
     deadline = limits.deadline_nanoseconds
@@ -316,14 +378,20 @@ def search(
     intervals = open_intervals(costs, best)
     kept = np.empty(costs.cost.shape, dtype=np.bool_)
     pairs = candidate_pairs(costs, best)
-    for first_share, second_share, offspring_share in ROUNDS:
-        for share in (first_share, second_share):
-            tighten(costs, pairs, intervals, best, _share_of(limits, share))
-            survivors(costs, pairs, intervals, best, kept)
-            thin(pairs, kept)
+    order = around.order.copy()
+    counts = around.counts.copy()
+    rounded = np.zeros(MAX_INTERVALS)
+    for bound_share, near, offspring_share in ROUNDS:
+        if exhausted(limits):
+            break
+        tighten(costs, pairs, intervals, best, _share_of(limits, bound_share))
         if least_bound(intervals, best) >= best:
             break
-        _leave_only(around, kept)
+        survivors(costs, pairs, intervals, best, 1.0, kept)
+        thin(pairs, kept)
+        survivors(costs, pairs, intervals, best, near, kept)
+        _leave_only(around, kept, order, counts)
+        _round(costs, loads, around, elite, pairs, intervals, rounded, limits)
         _evolve(costs, loads, around, elite, state, _share_of(limits, offspring_share))
         best = elite.scores[0] + costs.constant
     return elite.x[0].copy(), best, least_bound(intervals, best) - ROUNDING

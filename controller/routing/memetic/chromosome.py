@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.routing.compiled import compiled, random_index
+from controller.routing.compiled import compiled_part, random_index, stable_order
 from controller.routing.objective import Costs
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 
@@ -22,7 +22,7 @@ def predicted_lengths(problem: RoutingProblem, rows: IntArray) -> FloatArray:
     return np.asarray(total / allowed.sum(axis=1))
 
 
-@compiled
+@compiled_part
 def legal_destinations(costs: Costs) -> tuple[IntArray, IntArray]:
     """Each request's feasible destinations in order of index, and how many there are.
 
@@ -40,7 +40,7 @@ def legal_destinations(costs: Costs) -> tuple[IntArray, IntArray]:
     return legal, counts
 
 
-@compiled
+@compiled_part
 def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
     """Fill `x` with the earliest-finish assignment, longest requests first.
 
@@ -49,7 +49,7 @@ def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
     Source: CEMA Algorithm 2; one queue a node is ours.
     """
     queue = costs.backlog.copy()
-    for r in np.argsort(-length, kind="mergesort"):
+    for r in stable_order(-length):
         soonest = np.inf
         for d in range(costs.cost.shape[1]):
             if costs.cost[r, d] == np.inf:
@@ -61,14 +61,14 @@ def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
         queue[costs.node_of[x[r]]] += costs.work[r, x[r]]
 
 
-@compiled
+@compiled_part
 def random_legal(legal: IntArray, counts: IntArray, state: NDArray[np.uint64], x: IntArray) -> None:
     """Fill `x` with uniformly drawn feasible destinations."""
     for r in range(x.size):
         x[r] = legal[r, random_index(state, counts[r])]
 
 
-@compiled
+@compiled_part
 def fitness(costs: Costs, x: IntArray, finish: FloatArray, nodes: FloatArray) -> Any:
     """float64: J of a whole assignment.
 

@@ -6,16 +6,17 @@ Committing a move costs as much as the node that is left has requests, because i
 anew: after millions of moves nothing has drifted.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from controller.routing.compiled import compiled
+from controller.routing.compiled import compiled, compiled_part
 from controller.routing.objective import Costs
 from controller.routing.problem import FloatArray, IntArray
 
-END = -1
-"""No request: the end of a node's list."""
+END: Final[Any] = np.int64(-1)
+"""No request: the end of a node's list. Of a NumPy type, because a plain -1 is a type of its own to
+Numba, and everything that takes a request would be compiled once more for it."""
 
 
 class Loads(NamedTuple):
@@ -69,7 +70,7 @@ def load_assignment(costs: Costs, loads: Loads, x: IntArray) -> None:
         put(costs, loads, r, x[r])
 
 
-@compiled
+@compiled_part
 def _raise_greatest(pair: FloatArray, value: float) -> None:
     if value > pair[0]:
         pair[1] = pair[0]
@@ -78,7 +79,7 @@ def _raise_greatest(pair: FloatArray, value: float) -> None:
         pair[1] = value
 
 
-@compiled
+@compiled_part
 def put(costs: Costs, loads: Loads, r: int, d: int) -> None:
     """Send request r, which is nowhere now, to destination d."""
     n = costs.node_of[d]
@@ -95,7 +96,7 @@ def put(costs: Costs, loads: Loads, r: int, d: int) -> None:
     _raise_greatest(loads.network[n], costs.network[r, d])
 
 
-@compiled
+@compiled_part
 def take(costs: Costs, loads: Loads, r: int) -> None:
     """Take request r off its node; its entry of `x` stays until it is put elsewhere."""
     n = costs.node_of[loads.x[r]]
@@ -135,7 +136,7 @@ def finish(costs: Costs, loads: Loads, n: int) -> Any:
     return costs.backlog[n] + max(loads.work[n], loads.latency[n, 0]) + loads.network[n, 0]
 
 
-@compiled
+@compiled_part
 def finish_with(costs: Costs, loads: Loads, n: int, r: int, d: int) -> Any:
     """float64, seconds: the same with request r of another node added at destination d of n."""
     return (
@@ -148,7 +149,7 @@ def finish_with(costs: Costs, loads: Loads, n: int, r: int, d: int) -> Any:
     )
 
 
-@compiled
+@compiled_part
 def finish_without(costs: Costs, loads: Loads, n: int, r: int) -> Any:
     """float64, seconds: the same without its request r."""
     if loads.queued[n] <= 1:
@@ -163,7 +164,7 @@ def finish_without(costs: Costs, loads: Loads, n: int, r: int) -> Any:
     return costs.backlog[n] + max(loads.work[n] - costs.work[r, d], longest) + slowest
 
 
-@compiled
+@compiled_part
 def finish_exchanged(costs: Costs, loads: Loads, n: int, out: int, r: int, d: int) -> Any:
     """float64, seconds: the same with request r at destination d of n instead of request `out`.
 
@@ -232,7 +233,7 @@ def latest_nodes(costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArr
             seconds[place] = value
 
 
-@compiled
+@compiled_part
 def latest_of_others(latest: IntArray, seconds: FloatArray, a: int, b: int) -> Any:
     """float64, seconds: when the last node other than a and b finishes."""
     for place in range(3):

@@ -9,11 +9,11 @@ of its requests elsewhere (a swap is the chain whose second request goes where t
 All scan destinations in order of a request's cost, so a scan ends at the first that fits.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from controller.routing.compiled import Limits, compiled, exhausted
+from controller.routing.compiled import Limits, compiled, compiled_part, exhausted, stable_order
 from controller.routing.memetic.loads import (
     END,
     Loads,
@@ -34,6 +34,8 @@ SLACK = 1e-9
 LEAST_GAIN = 1e-11
 """A smaller gain of cost is rounding; J is of the order of 1."""
 
+START: Final[Any] = np.int64(0)
+"""Where a list begins. Of a NumPy type for the reason that END is."""
 
 LOOK_AT_CLOCK = 8
 """Requests between two looks at the clock."""
@@ -51,6 +53,11 @@ class Neighbourhood(NamedTuple):
         of_node: int64[D].
         exit_place: int64[R]; where in `order`; `counts` when there is none.
         exit_cost: float64[R]; infinite when there is none.
+        place: int64[R, D]; where a destination stands in `order`; END when it is not listed.
+        changed: int64[N]; when something last happened on a node that may let a chain pay: its
+            load changed, or one of its requests got a cheaper exit.
+        scanned: int64[R]; when no chain of a request was last found to pay.
+        clock: int64[1]; counts the changes.
     """
 
     order: IntArray
@@ -59,9 +66,13 @@ class Neighbourhood(NamedTuple):
     of_node: IntArray
     exit_place: IntArray
     exit_cost: FloatArray
+    place: IntArray
+    changed: IntArray
+    scanned: IntArray
+    clock: IntArray
 
 
-@compiled
+@compiled_part
 def by_cost(cost: FloatArray) -> tuple[IntArray, IntArray]:
     """Each request's destinations, cheapest first, and how many of them are feasible.
 
@@ -72,20 +83,35 @@ def by_cost(cost: FloatArray) -> tuple[IntArray, IntArray]:
     order = np.empty((n_requests, n_destinations), dtype=np.int64)
     counts = np.zeros(n_requests, dtype=np.int64)
     for r in range(n_requests):
-        order[r] = np.argsort(cost[r], kind="mergesort")
+        order[r] = stable_order(cost[r])
         for d in range(n_destinations):
             if cost[r, d] < np.inf:
                 counts[r] += 1
     return order, counts
 
 
-@compiled
+@compiled_part
 def _fits(costs: Costs, loads: Loads, r: int, d: int, cap: float) -> Any:
     """Whether request r may go to destination d instead of where it is."""
     b = costs.node_of[d]
     if costs.node_of[loads.x[r]] == b:
         return finish_exchanged(costs, loads, b, r, r, d) <= cap
     return finish_with(costs, loads, b, r, d) <= cap
+
+
+@compiled_part
+def _stamp(around: Neighbourhood, n: int) -> None:
+    """Note that chains by way of node n may pay again."""
+    around.clock[0] += 1
+    around.changed[n] = around.clock[0]
+
+
+@compiled_part
+def _move_and_note(costs: Costs, loads: Loads, around: Neighbourhood, r: int, d: int) -> None:
+    """Send r to d and note both nodes."""
+    _stamp(around, costs.node_of[loads.x[r]])
+    _stamp(around, costs.node_of[d])
+    move(costs, loads, r, d)
 
 
 @compiled
@@ -97,7 +123,7 @@ def shed(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: 
     cap = cap * (1.0 + SLACK)
     n_requests = loads.x.size
     for _ in range(4 * n_requests):
-        worst = -1
+        worst = END
         overflow = 0.0
         for n in range(loads.queued.size):
             excess = finish(costs, loads, n) - cap
@@ -106,8 +132,8 @@ def shed(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: 
         if worst < 0:
             return True
         best_score = np.inf
-        best_r = -1
-        best_d = -1
+        best_r = END
+        best_d = END
         r = loads.first[worst]
         while r != END:
             here = loads.x[r]
@@ -131,11 +157,11 @@ def shed(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: 
             r = loads.after[r]
         if best_r < 0:
             return False
-        move(costs, loads, best_r, best_d)
+        _move_and_note(costs, loads, around, best_r, best_d)
     return False
 
 
-@compiled
+@compiled_part
 def destinations_by_node(costs: Costs) -> tuple[IntArray, IntArray]:
     """int64[N + 1] and int64[D]: where each node's destinations begin, and the destinations."""
     n_nodes = costs.backlog.size
@@ -144,7 +170,7 @@ def destinations_by_node(costs: Costs) -> tuple[IntArray, IntArray]:
         first[costs.node_of[d] + 1] += 1
     for n in range(n_nodes):
         first[n + 1] += first[n]
-    return first, np.argsort(costs.node_of, kind="mergesort")
+    return first, stable_order(costs.node_of)
 
 
 @compiled
@@ -153,17 +179,32 @@ def new_search(costs: Costs) -> Neighbourhood:
     n_requests = costs.cost.shape[0]
     order, counts = by_cost(costs.cost)
     first, of_node = destinations_by_node(costs)
-    return Neighbourhood(
+    around = Neighbourhood(
         order,
         counts,
         first,
         of_node,
         np.zeros(n_requests, dtype=np.int64),
         np.zeros(n_requests),
+        np.empty(order.shape, dtype=np.int64),
+        np.zeros(costs.backlog.size, dtype=np.int64),
+        np.full(n_requests, -1, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
     )
+    note_places(around)
+    return around
 
 
-@compiled
+@compiled_part
+def note_places(around: Neighbourhood) -> None:
+    """Fill `place` after `order` or `counts` have changed."""
+    around.place[:] = END
+    for r in range(around.counts.size):
+        for k in range(around.counts[r]):
+            around.place[r, around.order[r, k]] = k
+
+
+@compiled_part
 def _look(
     costs: Costs,
     loads: Loads,
@@ -189,23 +230,24 @@ def _look(
     around.exit_cost[r] = np.inf
 
 
-@compiled
+@compiled_part
 def _look_at_node(
     costs: Costs, loads: Loads, around: Neighbourhood, s: int, n: int, cap: float
 ) -> None:
     """Take note if node n, which has become emptier, is a cheaper exit of request s."""
     for i in range(around.first[n], around.first[n + 1]):
         d = around.of_node[i]
-        if costs.cost[s, d] < around.exit_cost[s] and finish_with(costs, loads, n, s, d) <= cap:
-            # Its list may have been thinned out, so the place is looked for, not known.
-            for k in range(around.counts[s]):
-                if around.order[s, k] == d:
-                    around.exit_place[s] = k
-                    around.exit_cost[s] = costs.cost[s, d]
-                    break
+        if (
+            costs.cost[s, d] < around.exit_cost[s]
+            and around.place[s, d] != END
+            and finish_with(costs, loads, n, s, d) <= cap
+        ):
+            around.exit_place[s] = around.place[s, d]
+            around.exit_cost[s] = costs.cost[s, d]
+            _stamp(around, costs.node_of[loads.x[s]])
 
 
-@compiled
+@compiled_part
 def _after_change(
     costs: Costs,
     loads: Loads,
@@ -227,7 +269,7 @@ def _after_change(
             _look_at_node(costs, loads, around, s, emptier, cap)
 
 
-@compiled
+@compiled_part
 def _after_chain(
     costs: Costs,
     loads: Loads,
@@ -256,7 +298,7 @@ def _after_chain(
             _look_at_node(costs, loads, around, s, b, cap)
 
 
-@compiled
+@compiled_part
 def _relocate(
     costs: Costs,
     loads: Loads,
@@ -270,18 +312,20 @@ def _relocate(
     emptier = costs.node_of[loads.x[r]]
     fuller = costs.node_of[d]
     move(costs, loads, r, d)
+    _stamp(around, emptier)
+    _stamp(around, fuller)
     _after_change(costs, loads, around, emptier, fuller, cap, limits)
     if emptier != fuller:
-        _look(costs, loads, around, r, 0, cap, limits)
+        _look(costs, loads, around, r, START, cap, limits)
 
 
-@compiled
+@compiled_part
 def _shift(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits) -> bool:
     """Send every request, once, to its cheapest destination that fits. Whether any moved."""
     moved = False
     for r in range(loads.x.size):
         here = costs.cost[r, loads.x[r]]
-        target = -1
+        target = END
         if around.exit_cost[r] < here - LEAST_GAIN:
             target = around.order[r, around.exit_place[r]]
             here = around.exit_cost[r]
@@ -299,7 +343,7 @@ def _shift(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits
     return moved
 
 
-@compiled
+@compiled_part
 def _chain(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits) -> bool:
     """For every request, once, the best chain that it can start. Whether any moved.
 
@@ -313,24 +357,27 @@ def _chain(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits
         from_d = loads.x[r]
         a = costs.node_of[from_d]
         here = costs.cost[r, from_d]
+        since = around.scanned[r]
+        anew = around.changed[a] > since
+        around.scanned[r] = around.clock[0]
         best = -LEAST_GAIN
-        best_d = -1
-        best_s = -1
-        best_e = -1
+        best_d = END
+        best_s = END
+        best_e = END
         for k in range(around.counts[r]):
             d = around.order[r, k]
             gain = costs.cost[r, d] - here
             if gain >= best:
                 break
             b = costs.node_of[d]
-            if b == a:
+            if b == a or not (anew or around.changed[b] > since):
                 continue
             s = loads.first[b]
             while s != END:
                 limits.evaluations[0] += 1
                 lost = gain - costs.cost[s, loads.x[s]]
                 least = best
-                e = -1
+                e = END
                 if lost + around.exit_cost[s] < least:
                     least = lost + around.exit_cost[s]
                     e = around.order[s, around.exit_place[s]]
@@ -352,9 +399,13 @@ def _chain(costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits
             take(costs, loads, best_s)
             put(costs, loads, r, best_d)
             put(costs, loads, best_s, best_e)
+            _stamp(around, a)
+            _stamp(around, b)
+            _stamp(around, c)
             _after_chain(costs, loads, around, a, b, c, cap, limits)
-            _look(costs, loads, around, r, 0, cap, limits)
-            _look(costs, loads, around, best_s, 0, cap, limits)
+            _look(costs, loads, around, r, START, cap, limits)
+            _look(costs, loads, around, best_s, START, cap, limits)
+            around.scanned[r] = -1
             moved = True
     return moved
 
@@ -366,16 +417,44 @@ def improve(
     around: Neighbourhood,
     cap: float,
     limits: Limits,
+    afresh: bool,
 ) -> None:
     """Shifts until none is left, then chains, and again until neither finds anything.
 
     Every node must finish by the cap already, and does so afterwards.
+
+    Args:
+        costs: the weighed problem.
+        loads: the assignment.
+        around: its lists.
+        cap: seconds.
+        limits: when to stop; what is reached by then keeps the cap.
+        afresh: False when the last call was about the same assignment but for what `shed` has
+            moved since, under this cap or a greater one: chains that did not pay then are looked
+            at again only where something has changed.
     """
     cap = cap * (1.0 + SLACK)
+    if afresh:
+        around.scanned[:] = -1
     for r in range(loads.x.size):
-        _look(costs, loads, around, r, 0, cap, limits)
+        before = around.exit_cost[r]
+        _look(costs, loads, around, r, START, cap, limits)
+        if around.exit_cost[r] < before:
+            _stamp(around, costs.node_of[loads.x[r]])
     while not exhausted(limits):
         while _shift(costs, loads, around, cap, limits):
             pass
         if not _chain(costs, loads, around, cap, limits):
             return
+
+
+@compiled_part
+def shift_all(
+    costs: Costs, loads: Loads, around: Neighbourhood, cap: float, limits: Limits
+) -> None:
+    """Shifts alone until none is left: worse than `improve`, and much sooner done."""
+    cap = cap * (1.0 + SLACK)
+    for r in range(loads.x.size):
+        _look(costs, loads, around, r, START, cap, limits)
+    while not exhausted(limits) and _shift(costs, loads, around, cap, limits):
+        pass

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.routing.compiled import compiled, random_index, random_unit
+from controller.routing.compiled import compiled_part, random_index, random_unit
 from controller.routing.problem import FloatArray, IntArray
 
 
-@compiled
+@compiled_part
 def tournament(scores: FloatArray, size: int, state: NDArray[np.uint64]) -> Any:
     """int64: the index of the least score among `size` drawn with replacement."""
     winner = random_index(state, scores.size)
@@ -20,7 +20,7 @@ def tournament(scores: FloatArray, size: int, state: NDArray[np.uint64]) -> Any:
     return winner
 
 
-@compiled
+@compiled_part
 def two_point_crossover(
     mother: IntArray, father: IntArray, state: NDArray[np.uint64], child: IntArray
 ) -> None:
@@ -33,7 +33,7 @@ def two_point_crossover(
     child[first : last + 1] = father[first : last + 1]
 
 
-@compiled
+@compiled_part
 def mutate(
     x: IntArray,
     rate: float,

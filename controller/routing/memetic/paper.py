@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from controller.routing.compiled import (
     Limits,
-    compiled,
+    compiled_part,
     compiled_without_gil,
     exhausted,
     limits_until,
     random_index,
     random_state,
     random_unit,
+    stable_order,
 )
 from controller.routing.memetic.chromosome import (
     fitness,
@@ -112,7 +113,7 @@ class CemaPolicy:
         return Decision(assignment, evaluations=int(limits.evaluations[0])), history
 
 
-@compiled
+@compiled_part
 def _dominating_request(costs: Costs, x: IntArray, finish: FloatArray) -> Any:
     """int64: on the node that finishes last, the request whose own finish is the latest."""
     worst = 0
@@ -129,7 +130,7 @@ def _dominating_request(costs: Costs, x: IntArray, finish: FloatArray) -> Any:
     return chosen
 
 
-@compiled
+@compiled_part
 def _repair(
     costs: Costs,
     x: IntArray,
@@ -239,7 +240,7 @@ def _evolve(
             else:
                 scores[p] = fitness(costs, child, finish, nodes)
                 limits.evaluations[0] += 1
-        order = np.argsort(scores, kind="mergesort")
+        order = stable_order(scores)
         chromosomes = chromosomes[order]
         scores = scores[order]
         done += 1

@@ -33,13 +33,13 @@ def test_local_search_keeps_the_cap_and_never_raises_the_cost(
         return
     assert makespan(costs, loads) <= cap * (1.0 + 2e-9)
     before = separable_cost(costs, loads.x)
-    improve(costs, loads, around, cap, limits_until(None, None))
+    improve(costs, loads, around, cap, limits_until(None, None), True)
     after = separable_cost(costs, loads.x)
     assert after <= before + 1e-12
     assert makespan(costs, loads) <= cap * (1.0 + 2e-9)
     assert problem.feasible[rows, loads.x].all()
 
-    improve(costs, loads, around, cap, limits_until(None, None))
+    improve(costs, loads, around, cap, limits_until(None, None), True)
     assert separable_cost(costs, loads.x) == after
 
 
@@ -51,7 +51,7 @@ def test_local_optimum_has_no_shift_and_no_swap_that_pays() -> None:
         loads = empty_loads(rows.size, problem.n_nodes)
         load_assignment(costs, loads, seeds[3])
         cap = makespan(costs, loads) * 1.1
-        improve(costs, loads, new_search(costs), cap, limits_until(None, None))
+        improve(costs, loads, new_search(costs), cap, limits_until(None, None), True)
         found = separable_cost(costs, loads.x)
         x = loads.x.copy()
         for i in range(rows.size):
