@@ -106,16 +106,21 @@ def bench_routing(
         sizes: what is sampled.
         queues: serial, batched.
         policies: names; None takes all but `exact`.
-        peers: other people's solvers; those not installed are left out.
+        peers: other people's solvers; those not installed are left out, with a line that says so.
         seeds: problems of each size and queue.
         short_budget_seconds: for batches of at most `SMALL_BATCH` requests.
         long_budget_seconds: for greater ones.
         reference_seconds: for each reference of each problem.
         normalisation: of the objective.
-        progress: called with a line after each size and queue.
+        progress: called with a line for each peer left out, and after each size and queue.
     """
     names = [name for name in policy_names() if name != "exact"] if policies is None else policies
     warm_up({"memetic", *(name for name in names if name != "exact")})
+    for name in peers:
+        if peer_named(name) is None:
+            progress(
+                f"{name}: left out; {PEERS[name][0]} is not installed (the extra bench has it)"
+            )
     rows: list[BenchRow] = []
     for size in sizes:
         for queue in queues:
