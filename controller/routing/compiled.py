@@ -3,8 +3,10 @@
 Import this only from modules that compile something: it imports Numba, which takes a while.
 """
 
+import contextlib
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+STALE_AFTER_DAYS: Final = 7
+"""Code of other versions that nothing has used for so long is removed."""
+
+_FOLDER_NAME: Final = re.compile(r"pointsman-[0-9a-f]{16}")
 
 
 def _cache_folder() -> Path | None:
@@ -44,8 +52,29 @@ def _cache_folder() -> Path | None:
         except OSError:
             continue
         if os.access(folder, os.W_OK):
+            with contextlib.suppress(OSError):
+                os.utime(folder)  # in use: says so to processes of other versions
+            _remove_stale(base, folder.name)
             return folder
     return None
+
+
+def _remove_stale(base: Path, current: str) -> None:
+    """Remove the code of other digests that no process has started with for `STALE_AFTER_DAYS`.
+
+    Never fails: what cannot be removed stays. The emptied folders stay as well, because a process
+    of another version that still runs, and compiles something new, expects its own to be there.
+    """
+    oldest = time.time() - STALE_AFTER_DAYS * 86_400
+    with contextlib.suppress(OSError):
+        for entry in base.iterdir():
+            if entry.name == current or not _FOLDER_NAME.fullmatch(entry.name):
+                continue
+            if entry.is_symlink() or not entry.is_dir() or entry.stat().st_mtime >= oldest:
+                continue
+            for file in entry.rglob("*.nb[ci]"):
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
 
 _FOLDER: Final = _cache_folder()

@@ -378,14 +378,17 @@ def _read_arrays(file: BinaryIO) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UnreadableProblem(f"not a NumPy .npz archive: {error}") from error
+        # NumPy's own words advise to allow pickles, which nobody should.
+        raise UnreadableProblem("not a NumPy .npz archive, or a torn one") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise UnreadableProblem("not a NumPy .npz archive but a single array")
     with archive:
         try:
             return {name: archive[name] for name in archive.files if name in _KNOWN_ARRAYS}
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise UnreadableProblem(f"the archive holds an unreadable array: {error}") from error
+            raise UnreadableProblem(
+                "the archive holds an unreadable array: a torn one, or one of Python objects"
+            ) from error
 
 
 _REQUIRED_ARRAYS: Final = frozenset(

@@ -226,8 +226,9 @@ def test_file_of_another_solver_loads(tmp_path: Path) -> None:
 def test_file_of_something_else_is_refused(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UnreadableProblem, match=message):
+    with pytest.raises(UnreadableProblem, match=message) as caught:
         load_problem(stored(tmp_path, **changes))
+    assert "pickle" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +237,9 @@ def test_file_of_something_else_is_refused(
 def test_bytes_that_are_no_archive_are_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "junk.npz"
     file.write_bytes(content)
-    with pytest.raises(UnreadableProblem, match="archive"):
+    with pytest.raises(UnreadableProblem, match="archive") as caught:
         load_problem(file)
+    assert "pickle" not in str(caught.value)
 
 
 def test_single_array_is_refused(tmp_path: Path) -> None:
