@@ -754,6 +754,46 @@ def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_j
 
 
 @main.group()
+def quality() -> None:
+    """Where expected quality comes from, and how good it is."""
+
+
+@quality.command("evaluate")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="Folder of an outcome table, such as mmlu-pro-outcomes.",
+)
+@click.option(
+    "--embeddings-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A .npy file to keep the embeddings in, since making them takes minutes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate_quality(data: Path, embeddings_file: Path | None, as_json: bool) -> None:
+    """Profile a part of a published outcome table and judge the estimates for the rest."""
+    from controller.bench.outcomes import DataMissingError
+    from controller.bench.quality import evaluate, evaluation_as_json
+    from controller.predictors.embedding import EmbeddingUnavailableError, OnnxEmbedding
+    from controller.render import print_quality
+
+    try:
+        found = evaluate(
+            data,
+            OnnxEmbedding(),
+            embeddings_file=embeddings_file,
+            say=lambda line: click.echo(line, err=True),
+        )
+    except (DataMissingError, EmbeddingUnavailableError) as error:
+        raise CommandFailedError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(evaluation_as_json(found)))
+    else:
+        print_quality(found)
+
+
+@main.group()
 def bench() -> None:
     """Measure parts of the controller."""
 

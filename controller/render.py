@@ -10,6 +10,7 @@ from rich.table import Table
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 if TYPE_CHECKING:  # it brings the compiler, which no other table needs
+    from controller.bench.quality import QualityEvaluation
     from controller.bench.routing import BenchRow
 
 
@@ -180,6 +181,35 @@ def print_bench_rows(rows: "Sequence[BenchRow]") -> None:
             f"{row.decision_milliseconds_p95:.2f}",
         )
     _console().print(table)
+
+
+def print_quality(evaluation: "QualityEvaluation") -> None:
+    """How good the quality estimates are."""
+    out = _console()
+    out.print(
+        f"{evaluation.data}: {evaluation.models} models, {evaluation.profiled_prompts} prompts "
+        f"profiled, {evaluation.held_out_prompts} held out, embedded by {evaluation.embedding}"
+    )
+    table = Table()
+    for name in (
+        "form",
+        "Brier",
+        "log loss",
+        "argmax accuracy",
+        "best single",
+        "calibration error",
+    ):
+        table.add_column(name, overflow="fold")
+    for row in evaluation.rows:
+        table.add_row(
+            row.form,
+            f"{row.brier:.4f}",
+            f"{row.log_loss:.4f}",
+            f"{row.argmax_accuracy:.4f}",
+            f"{row.best_single_accuracy:.4f}",
+            f"{row.calibration_error:.4f}",
+        )
+    out.print(table)
 
 
 def print_policy(response: admin_pb2.GetPolicyResponse) -> None:

@@ -111,8 +111,13 @@ class QualityPredictor:
             )
             for destination in destinations
         ]
-        embeddings = self._backend.embed([request.text for request in requests])
-        evidence = store.evidence(embeddings, targets, self._shrinkage.neighbours)
+        texts = [request.text for request in requests]
+        evidence = store.evidence(
+            self._backend.embed(texts),
+            targets,
+            self._shrinkage.neighbours,
+            [prompt_digest(text) for text in texts],
+        )
         quality = shrunk_quality(evidence, self._shrinkage)
         limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
         lengths = answer_lengths(evidence, expected_answer_tokens(limits), self._shrinkage)
@@ -153,6 +158,8 @@ def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> Quality
     """
     if not settings.is_enabled:
         raise EmbeddingUnavailableError("it is switched off in the settings")
-    folder = Path(settings.embedding_dir).expanduser() if settings.embedding_dir else None
-    backend = OnnxEmbedding(folder or default_folder())
-    return QualityPredictor(backend, QualityFolder(data_dir / "quality", backend.dimension))
+    own = Path(settings.embedding_dir).expanduser() if settings.embedding_dir else None
+    backend = OnnxEmbedding(own or default_folder())
+    folder = data_dir / "quality"
+    store = QualityFolder(folder, backend.dimension, embedding_model=backend.model)
+    return QualityPredictor(backend, store)

@@ -32,7 +32,7 @@ DIMENSION = 16
 class WordEmbedding:
     """Texts that begin with the same word are the same; others are nearly orthogonal."""
 
-    name = "words"
+    name = model = "words"
     dimension = DIMENSION
 
     def embed(self, texts: Sequence[str]) -> FloatArray:
@@ -97,6 +97,7 @@ async def test_next_similar_prompt_goes_where_the_last_was_answered_well(
         [Outcome(text, (a, b)[d], models[d], score, None) for (text, d), score in scores.items()]
     )
     decider = Decider(RoutingSettings(policy="memetic"), predictor)
+    await decider.warm_up()  # a cold cache would overrun the budget by far
     decider.choose(None, Weights(1.0, 0.0, 0.0, 0.0), None)
     batch = [
         InferenceRequest(RequestId("r1"), "Algebra two"),
@@ -114,9 +115,8 @@ async def test_predictor_that_fails_leaves_the_batch_to_the_prior(
         raise RuntimeError("no")
 
     monkeypatch.setattr(predictor, "predict", fail)
-    decision, placements = await Decider(RoutingSettings(), predictor).decide(
-        [request("Algebra?")], FLEET
-    )
+    decider = Decider(RoutingSettings(policy="least-loaded"), predictor)
+    decision, placements = await decider.decide([request("Algebra?")], FLEET)
     assert placements[0].chosen is not None
     assert decision.fallback_reason == ""
 
