@@ -163,10 +163,10 @@ class QualityStore:
         return self._index.recall_at_10 if self._index is not None else None
 
     @classmethod
-    def from_contents(
-        cls, contents: StoreContents, flat_up_to: int = FLAT_UP_TO, seed: int = 0
-    ) -> "QualityStore":
-        """A store of these contents; its index is built here, so both agree.
+    def from_contents(cls, contents: StoreContents, flat_up_to: int = FLAT_UP_TO) -> "QualityStore":
+        """A store of these contents, searched exactly until `index_build` gives a faster index.
+
+        The index is made here from the embeddings, so it agrees with the records.
 
         Raises:
             InvalidRecordError: the arrays do not fit together, or hold what no record can.
@@ -180,10 +180,7 @@ class QualityStore:
         store._embeddings = np.ascontiguousarray(contents.embeddings, dtype=np.float32)
         store._scores = _Table.of(contents.scores, contents.score_counts)
         store._tokens = _Table.of(contents.tokens, contents.token_counts)
-        if len(store._rows) > flat_up_to:
-            store._index = InvertedIndex.build(store._embeddings, np.random.default_rng(seed))
-            store._built_for = len(store._rows)
-        elif store._rows:
+        if store._rows:
             store._index = FlatIndex(store._dimension)
             store._index.add(store._embeddings)
         return store

@@ -78,7 +78,7 @@ def test_the_inverted_index_takes_more_vectors() -> None:
 
 
 def test_lists_grow_with_the_square_root() -> None:
-    assert InvertedPlan.for_size(1_000_000).lists == 2048
+    assert InvertedPlan.for_size(1_000_000).lists == 4096
     assert InvertedPlan.for_size(10).lists >= 16
 
 
