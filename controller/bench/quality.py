@@ -236,7 +236,7 @@ def _profiled_store(table: OutcomeTable, embeddings: NDArray[np.float32]) -> Qua
     return QualityStore.from_contents(
         StoreContents(
             digests=digests,
-            embeddings=embeddings[rows],
+            embeddings=embeddings[rows].astype(np.float16),
             destinations=table.models,
             models=table.models,
             scores=scores,

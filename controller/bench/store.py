@@ -33,7 +33,7 @@ class StoreRow:
         estimate_milliseconds: median of the whole estimate of 30 prompts at 11 destinations.
         recall_at_10: share of the true 10 nearest found.
         build_seconds: for making the store with its index from arrays.
-        index: "exact" or "inverted lists".
+        index: "exact" or "graph".
     """
 
     prompts: int
@@ -88,8 +88,8 @@ def sample_embeddings(
     topics = max(1, count // _PROMPTS_PER_TOPIC)
     centres = rng.standard_normal((topics, inner), dtype=np.float32)
     vectors = np.empty((count + queries, dimension), dtype=np.float32)
-    for start in range(0, len(vectors), 65_536):  # bounds the copies
-        part = vectors[start : start + 65_536]
+    for start in range(0, len(vectors), 8_192):  # bounds the copies
+        part = vectors[start : start + 8_192]
         of_topic = centres[rng.integers(topics, size=len(part))]
         noise = rng.standard_normal((len(part), inner), dtype=np.float32)
         part[:] = (of_topic + np.float32(_SPREAD) * noise) @ basis.T
@@ -108,7 +108,7 @@ def made_up_contents(
     names = tuple(f"node-{d}/model-{d}" for d in range(destinations))
     return StoreContents(
         digests=digests,
-        embeddings=embeddings,
+        embeddings=embeddings.astype(np.float16),
         destinations=names,
         models=tuple(name.partition("/")[2] for name in names),
         scores=rng.integers(2, size=shape).astype(np.float32),
@@ -152,5 +152,5 @@ def _measure(size: int, repeats: int, rng: np.random.Generator) -> StoreRow:
         estimate_milliseconds=1e3 * float(np.median(estimates)),
         recall_at_10=overlap_ratio(found, exact_search(embeddings, judged, _RECALL_AT)[1]),
         build_seconds=built,
-        index="exact" if store.recall_at_10 is None else "inverted lists",
+        index="exact" if store.recall_at_10 is None else "graph",
     )

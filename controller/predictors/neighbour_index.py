@@ -1,16 +1,18 @@
-"""Nearest profiled prompts by inner product: exact while there are few, inverted lists beyond.
+"""Nearest profiled prompts by inner product: exact while there are few, along a graph beyond.
 
 FAISS is imported when the first index is made, so that a controller without profiled prompts
 starts without it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
+Vectors = NDArray[np.float16] | NDArray[np.float32]
 IntArray = NDArray[np.int64]
 
 FLAT_UP_TO: Final = 10_000
@@ -18,15 +20,22 @@ FLAT_UP_TO: Final = 10_000
 
 WANTED_RECALL: Final = 0.97
 """Share of the true 10 nearest that an approximate index must find among its own vectors; a little
-more than is asked of it, since new prompts lie less well in its lists."""
+more than is asked of it, since the way to new prompts is less well known."""
 
 _RECALL_QUERIES: Final = 200
 _RECALL_AT: Final = 10
-_TRAINING_PER_LIST: Final = 32
-_PROBES: Final = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_FITTED_VECTORS: Final = 20_000
+_BEAMS: Final = (64, 96, 128, 192, 256, 512)
+_AGREEING: Final = 64
+_LEAST_AGREEMENT: Final = 0.9
+_GRAPH_FILE: Final = "graph.faiss"
+_PARTS_FILE: Final = "graph.npz"
+_BLOCK: Final = 16_384
+"""Vectors converted at once, which bounds the copies."""
+
 _KEPT_DIMENSIONS: Final = 192
-"""Principal directions of the vectors that lists are made and searched by. Of all-MiniLM-L6-v2 they
-hold 90 % of the energy, and the true 10 nearest are among the first 26 by them in 99.7 %."""
+"""Principal directions of the vectors that the graph is made and searched by. Of all-MiniLM-L6-v2
+they hold 90 % of the energy, and the true 10 nearest are among the first 26 by them in 99.7 %."""
 
 _FEW: Final = 256
 """Queries that one core answers sooner than two that have to be woken."""
@@ -48,19 +57,19 @@ class NeighbourIndex(Protocol):
         """Measured share of the true 10 nearest found; None where the search is exact."""
         ...
 
-    def add(self, vectors: FloatArray) -> None:
-        """Append float32[n, dimension] vectors of length 1."""
+    def add(self, vectors: Vectors) -> None:
+        """Append float[n, dimension] vectors of length 1."""
         ...
 
     def search(
-        self, queries: FloatArray, neighbours: int, vectors: FloatArray
+        self, queries: FloatArray, neighbours: int, vectors: Vectors
     ) -> tuple[FloatArray, IntArray]:
         """The nearest vectors of each query.
 
         Args:
             queries: float32[R, dimension].
             neighbours: K.
-            vectors: float32[size, dimension]; what was added, for the last ranking. An index does
+            vectors: float[size, dimension]; what was added, for the last ranking. An index does
                 not keep a second copy of it.
 
         Returns:
@@ -86,12 +95,14 @@ class FlatIndex:
         """None: nothing is missed."""
         return None
 
-    def add(self, vectors: FloatArray) -> None:
+    def add(self, vectors: Vectors) -> None:
         """Append vectors."""
-        self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
+        for start in range(0, len(vectors), _BLOCK):
+            part = vectors[start : start + _BLOCK]
+            self._index.add(np.ascontiguousarray(part, dtype=np.float32))
 
     def search(
-        self, queries: FloatArray, neighbours: int, vectors: FloatArray
+        self, queries: FloatArray, neighbours: int, vectors: Vectors
     ) -> tuple[FloatArray, IntArray]:
         """The nearest vectors; nothing is missed."""
         is_small = self.size <= FLAT_UP_TO
@@ -99,88 +110,109 @@ class FlatIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class InvertedPlan:
-    """How an inverted index is built.
+class GraphPlan:
+    """How a graph index is built.
 
     Attributes:
-        lists: clusters of vectors.
-        training_vectors: sampled for finding the clusters.
-        iterations: of k-means.
-        wanted_recall: the fewest lists are probed that reach it at the build.
+        links: of each vector, to others near it; twice as many in the lowest layer.
+        build_beam: candidates kept while a vector is placed.
+        wanted_recall: the narrowest search beam is used that reaches it at the build.
     """
 
-    lists: int
-    training_vectors: int
-    iterations: int = 6
+    links: int = 16
+    build_beam: int = 40
     wanted_recall: float = WANTED_RECALL
 
-    @classmethod
-    def for_size(cls, vectors: int) -> "InvertedPlan":
-        """About 4 * sqrt(n) lists, a power of two: the faster the search, the slower the build."""
-        lists = max(16, 1 << round(np.log2(4.0 * np.sqrt(max(vectors, 64)))))
-        return cls(lists=lists, training_vectors=min(vectors, _TRAINING_PER_LIST * lists))
 
-
-class InvertedIndex:
-    """Approximate search: only the lists nearest to the query are looked into.
+class GraphIndex:
+    """Approximate search along a graph of near vectors (HNSW, Malkov and Yashunin 2016).
 
     Vectors are kept there in their principal directions as 8-bit numbers, an eighth of the memory
-    to read; the candidates are ranked by the vectors themselves at the end.
+    to read; the candidates are ranked by the vectors themselves at the end. Built by several
+    threads, so two builds differ in a few links.
     """
 
-    def __init__(
-        self, index: Any, quantiser: Any, basis: FloatArray, scale: float, plan: InvertedPlan
-    ) -> None:
+    def __init__(self, index: Any, basis: FloatArray, scale: float) -> None:
         self._index = index
-        self._quantiser = quantiser  # the index only borrows it
         self._basis = basis
         self._scale = np.float32(scale)
         self._recall = 0.0
-        self._probes = 1
-        self._plan = plan
+        self._beam = _BEAMS[0]
 
     @classmethod
     def build(
-        cls, vectors: FloatArray, rng: np.random.Generator, plan: InvertedPlan | None = None
-    ) -> "InvertedIndex":
-        """Cluster the vectors, add them all, then probe just enough lists for the wanted recall.
+        cls, vectors: Vectors, rng: np.random.Generator, plan: GraphPlan | None = None
+    ) -> "GraphIndex":
+        """Place every vector, then widen the search just enough for the wanted recall.
 
-        Slow (a minute for a million): not for a thread that somebody waits for.
+        Slow (two minutes for a million): not for a thread that somebody waits for.
 
         Args:
-            vectors: float32[n, dimension], length 1.
-            rng: picks the training sample and the vectors that recall is measured with.
-            plan: None takes one for this size.
+            vectors: float[n, dimension], length 1.
+            rng: picks the vectors that directions are fitted to and recall is measured with.
+            plan: None takes the default.
         """
         faiss = _faiss()
-        plan = plan or InvertedPlan.for_size(len(vectors))
-        lists = min(plan.lists, len(vectors))
-        plan = replace(plan, lists=lists, training_vectors=max(plan.training_vectors, lists))
-        chosen = rng.choice(len(vectors), min(plan.training_vectors, len(vectors)), replace=False)
+        plan = plan or GraphPlan()
+        chosen = rng.choice(len(vectors), min(_FITTED_VECTORS, len(vectors)), replace=False)
         sample = np.asarray(vectors[np.sort(chosen)], dtype=np.float32)
         basis = _principal_directions(sample, min(_KEPT_DIMENSIONS, vectors.shape[1]))
-        shortened = np.ascontiguousarray(sample @ basis)
-        quantiser = faiss.IndexFlatIP(basis.shape[1])
-        index = faiss.IndexIVFScalarQuantizer(
-            quantiser,
+        scale = 127.0 / max(float(np.abs(sample @ basis).max()), 1e-6)
+        index = faiss.IndexHNSWSQ(
             basis.shape[1],
-            lists,
             faiss.ScalarQuantizer.QT_8bit_direct_signed,
+            plan.links,
             faiss.METRIC_INNER_PRODUCT,
-            False,  # the vectors themselves, not what is left after their cluster's centre
         )
-        index.cp.niter = plan.iterations
-        index.cp.seed = int(rng.integers(2**31))
-        index.cp.min_points_per_centroid = 1
-        index.cp.max_points_per_centroid = max(1, plan.training_vectors // lists)
-        index.cp.spherical = True
-        index.train(shortened)
-        scale = 127.0 / max(float(np.abs(shortened).max()), 1e-6)
-        built = cls(index, quantiser, basis, scale, plan)
-        for start in range(0, len(vectors), 65_536):  # bounds the copies
-            built.add(vectors[start : start + 65_536])
-        built._tune(vectors, rng)
+        index.hnsw.efConstruction = plan.build_beam
+        built = cls(index, basis, scale)
+        index.train(built._whole(sample[:1]))  # nothing to learn, but it asks for it
+        built.add(vectors)
+        built._tune(vectors, rng, plan.wanted_recall)
         return built
+
+    @classmethod
+    def load(cls, folder: Path) -> "GraphIndex":
+        """The index that `save` wrote there.
+
+        Raises:
+            ValueError: what is there is no index.
+            OSError: it cannot be read.
+        """
+        with np.load(folder / _PARTS_FILE, allow_pickle=False) as parts:
+            try:
+                basis, scale = parts["basis"], float(parts["scale"])
+                recall, beam = float(parts["recall"]), int(parts["beam"])
+            except KeyError as error:
+                raise ValueError(f"{folder / _PARTS_FILE} lacks {error}") from error
+        try:
+            index = _faiss().read_index(str(folder / _GRAPH_FILE))
+        except RuntimeError as error:  # what FAISS raises for a damaged or absent file
+            raise ValueError(f"{folder / _GRAPH_FILE} is no index: {error}") from error
+        if index.d != basis.shape[1]:
+            raise ValueError(f"{folder} holds parts of two indexes")
+        loaded = cls(index, basis, scale)
+        loaded._recall, loaded._beam = recall, beam
+        return loaded
+
+    def save(self, folder: Path) -> tuple[str, ...]:
+        """Write the index into a folder and return the names of the files.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        np.savez(
+            folder / _PARTS_FILE,
+            basis=self._basis,
+            scale=self._scale,
+            recall=np.float64(self._recall),
+            beam=np.int64(self._beam),
+        )
+        try:
+            _faiss().write_index(self._index, str(folder / _GRAPH_FILE))
+        except RuntimeError as error:  # what FAISS raises for a full disk
+            raise OSError(str(error)) from error
+        return _PARTS_FILE, _GRAPH_FILE
 
     @property
     def size(self) -> int:
@@ -193,28 +225,37 @@ class InvertedIndex:
         return self._recall
 
     @property
-    def probes(self) -> int:
-        """Lists looked into for each query."""
-        return self._probes
+    def beam(self) -> int:
+        """Candidates kept during a search."""
+        return self._beam
 
-    @property
-    def plan(self) -> InvertedPlan:
-        """How it was built."""
-        return self._plan
+    def agrees_with(self, vectors: Vectors, rng: np.random.Generator) -> bool:
+        """Whether these are the vectors that were added, judged by the places of a few."""
+        if self.size != len(vectors) or self._basis.shape[0] != vectors.shape[1]:
+            return False
+        picked = rng.choice(len(vectors), min(_AGREEING, len(vectors)), replace=False)
+        asked = vectors[picked].astype(np.float32)
+        found = self.search(asked, _RECALL_AT, vectors)[1]
+        # Equal vectors share a place, and a graph may miss one now and then.
+        hits = sum(int(row) in found[n].tolist() for n, row in enumerate(picked))
+        return hits >= _LEAST_AGREEMENT * len(picked)
 
-    def add(self, vectors: FloatArray) -> None:
-        """Append vectors; clusters stay as they are."""
-        self._index.add(self._whole(vectors))
+    def add(self, vectors: Vectors) -> None:
+        """Append vectors."""
+        for start in range(0, len(vectors), _BLOCK):
+            self._index.add(self._whole(vectors[start : start + _BLOCK]))
 
     def search(
-        self, queries: FloatArray, neighbours: int, vectors: FloatArray
+        self, queries: FloatArray, neighbours: int, vectors: Vectors
     ) -> tuple[FloatArray, IntArray]:
-        """The nearest vectors of the probed lists, in the order of their true similarities."""
-        self._index.nprobe = self._probes
+        """The nearest vectors that the graph leads to, in the order of their true similarities."""
         wanted = min(neighbours, self.size)
         candidates_wanted = min(wanted + _SPARE, self.size)
+        self._index.hnsw.efSearch = max(self._beam, candidates_wanted)
         position = _search(self._index, self._whole(queries), candidates_wanted, is_small=True)[1]
-        candidates = vectors[np.maximum(position, 0)]  # [R, K + spare, dimension]
+        candidates = vectors[np.maximum(position, 0)].astype(
+            np.float32
+        )  # [R, K + spare, dimension]
         similarity = np.einsum("rkd,rd->rk", candidates, queries)
         similarity[position < 0] = -np.inf
         order = np.argsort(-similarity, axis=1, kind="stable")[:, :wanted]
@@ -222,37 +263,36 @@ class InvertedIndex:
         position = np.take_along_axis(position, order, axis=1)
         return np.where(position >= 0, similarity, np.float32(0.0)), position
 
-    def _whole(self, vectors: FloatArray) -> FloatArray:
+    def _whole(self, vectors: Vectors) -> FloatArray:
         """Principal components as whole numbers of 8 bits, which FAISS compares as such.
 
         A common factor changes no order, and a later vector with a greater component than any of
         the sample is cut, which the last ranking mends.
         """
-        vectors = np.asarray(vectors, dtype=np.float32)
-        if len(vectors) <= _FEW:
+        exact = np.asarray(vectors, dtype=np.float32)
+        if len(exact) <= _FEW:
             # Not BLAS: waking its threads on a busy machine takes longer than this does.
-            scaled = np.einsum("nd,dk->nk", vectors, self._basis) * self._scale
+            scaled = np.einsum("nd,dk->nk", exact, self._basis) * self._scale
         else:
-            scaled = vectors @ self._basis * self._scale
+            scaled = exact @ self._basis * self._scale
         whole: FloatArray = np.clip(np.rint(scaled), -127.0, 127.0)
         return whole
 
-    def _tune(self, vectors: FloatArray, rng: np.random.Generator) -> None:
-        count = min(_RECALL_QUERIES, len(vectors))
-        picked = rng.choice(len(vectors), count, replace=False)
-        queries = np.ascontiguousarray(vectors[picked], dtype=np.float32)
+    def _tune(self, vectors: Vectors, rng: np.random.Generator, wanted_recall: float) -> None:
+        picked = rng.choice(len(vectors), min(_RECALL_QUERIES, len(vectors)), replace=False)
+        queries = vectors[picked].astype(np.float32)
         wanted = min(_RECALL_AT + 1, len(vectors))
         exact = exact_search(vectors, queries, wanted)[1]
-        for probes in (*(p for p in _PROBES if p < self._plan.lists), self._plan.lists):
-            self._probes = probes
+        for beam in _BEAMS:
+            self._beam = beam
             found = self.search(queries, wanted, vectors)[1]
             self._recall = overlap_ratio(found, exact, without=picked)
-            if self._recall >= self._plan.wanted_recall:
+            if self._recall >= wanted_recall:
                 return
 
 
 def exact_search(
-    vectors: FloatArray, queries: FloatArray, neighbours: int, block: int = 65_536
+    vectors: Vectors, queries: FloatArray, neighbours: int, block: int = _BLOCK
 ) -> tuple[FloatArray, IntArray]:
     """The nearest vectors by comparing with every one; what indexes are judged by.
 

@@ -3,12 +3,13 @@
     folder/
       store.json               schema version, dimension and name of the embedding model
       CURRENT                  name of the generation in force, replaced atomically
-      generation-000003/       manifest.json with sizes and checksums, one .npy file an array
+      generation-000003/       manifest.json with checksums, one .npy file an array, and the
+                               search index where it takes long to build
       journal-000003.bin       records since, each frame with its length and checksum
 
 `QualityFolder.append` is on disk when it returns; `compact` writes a new generation beside the old
-one and only then names it, so a crash at any moment loses nothing that was acknowledged. The search
-index is not kept: it is built from the embeddings at load, so it cannot be out of step with them.
+one and only then names it, so a crash at any moment loses nothing that was acknowledged. A search
+index that is damaged, or out of step with the records, is left alone and built anew from them.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.predictors.neighbour_index import FLAT_UP_TO
+from controller.predictors.neighbour_index import FLAT_UP_TO, GraphIndex
 from controller.profiler.quality_store import (
     EMBEDDING_DIMENSION,
     InvalidRecordError,
@@ -114,7 +115,8 @@ class QualityFolder:
             self.store = QualityStore(dimension, flat_up_to)
         else:
             try:
-                self.store = QualityStore.from_contents(contents, flat_up_to)
+                index = _read_index(self._folder / _name(self._generation))
+                self.store = QualityStore.from_contents(contents, flat_up_to, index)
             except InvalidRecordError as error:
                 raise QualityFilesError(
                     f"{self._folder} holds what no quality store has written: {error}; "
@@ -199,7 +201,7 @@ class QualityFolder:
         with self._lock:
             following = self._generation + 1
             try:
-                _write_generation(self._folder, following, self.store.contents())
+                _write_generation(self._folder, following, self.store)
                 fresh = self._journal_path(following).open("w+b")
                 _flush_folder(self._folder)
                 _write_atomically(self._folder / "CURRENT", f"{_name(following)}\n".encode())
@@ -326,7 +328,19 @@ def _read_generation(folder: Path, generation: int) -> StoreContents | None:
         ) from error
 
 
-def _write_generation(folder: Path, generation: int, contents: StoreContents) -> None:
+def _read_index(path: Path) -> GraphIndex | None:
+    """The index beside a generation; None when there is none that can be trusted."""
+    try:
+        sums = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["index_sha256"]
+        if not sums or any(_sha256(path / name) != wanted for name, wanted in sums.items()):
+            return None
+        return GraphIndex.load(path)
+    except (OSError, ValueError, KeyError):
+        return None  # it is built anew
+
+
+def _write_generation(folder: Path, generation: int, store: QualityStore) -> None:
+    contents = store.contents()
     path = folder / _name(generation)
     shutil.rmtree(path, ignore_errors=True)  # of an attempt that failed
     path.mkdir()
@@ -338,12 +352,17 @@ def _write_generation(folder: Path, generation: int, contents: StoreContents) ->
             opened.flush()
             os.fsync(opened.fileno())
         sums[name] = _sha256(file)
+    index_files = store.save_index(path)
+    for name in index_files:
+        with (path / name).open("rb") as written:
+            os.fsync(written.fileno())
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "prompts": len(contents.digests),
         "destinations": list(contents.destinations),
         "models": list(contents.models),
         "sha256": sums,
+        "index_sha256": {name: _sha256(path / name) for name in index_files},
     }
     _write_atomically(path / "manifest.json", json.dumps(manifest, indent=1).encode())
 

@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from controller.predictors.neighbour_index import (
     FLAT_UP_TO,
     FlatIndex,
-    InvertedIndex,
+    GraphIndex,
     NeighbourIndex,
 )
 from controller.predictors.neighbours import Evidence, Source, Target
@@ -85,7 +86,8 @@ class StoreContents:
 
     Attributes:
         digests: uint8[P, 16].
-        embeddings: float32[P, dimension].
+        embeddings: float16[P, dimension]; half the memory, and no order of neighbours that matters
+            hangs on the rest.
         destinations: names of the columns.
         models: of each column.
         scores: float32[P, C], NaN where not scored.
@@ -95,7 +97,7 @@ class StoreContents:
     """
 
     digests: NDArray[np.uint8]
-    embeddings: NDArray[np.float32]
+    embeddings: NDArray[np.float16]
     destinations: tuple[str, ...]
     models: tuple[str, ...]
     scores: NDArray[np.float32]
@@ -107,14 +109,14 @@ class StoreContents:
 class IndexBuild:
     """An approximate index on its way; `run` it off the event loop, then let the store adopt it."""
 
-    def __init__(self, vectors: NDArray[np.float32], seed: int) -> None:
+    def __init__(self, vectors: NDArray[np.float16], seed: int) -> None:
         self._vectors = vectors
         self._seed = seed
-        self.index: InvertedIndex | None = None
+        self.index: GraphIndex | None = None
 
     def run(self) -> None:
-        """Build; takes about a minute for a million prompts."""
-        self.index = InvertedIndex.build(self._vectors, np.random.default_rng(self._seed))
+        """Build; takes about two minutes for a million prompts."""
+        self.index = GraphIndex.build(self._vectors, np.random.default_rng(self._seed))
 
 
 def prompt_digest(text: str) -> bytes:
@@ -138,7 +140,7 @@ class QualityStore:
         self._columns: dict[str, int] = {}
         self._models: list[str] = []
         self._digests = np.zeros((0, 16), dtype=np.uint8)
-        self._embeddings = np.zeros((0, dimension), dtype=np.float32)
+        self._embeddings = np.zeros((0, dimension), dtype=np.float16)
         self._scores = _Table()
         self._tokens = _Table()
         self._index: NeighbourIndex | None = None
@@ -163,10 +165,18 @@ class QualityStore:
         return self._index.recall_at_10 if self._index is not None else None
 
     @classmethod
-    def from_contents(cls, contents: StoreContents, flat_up_to: int = FLAT_UP_TO) -> "QualityStore":
+    def from_contents(
+        cls,
+        contents: StoreContents,
+        flat_up_to: int = FLAT_UP_TO,
+        index: GraphIndex | None = None,
+    ) -> "QualityStore":
         """A store of these contents, searched exactly until `index_build` gives a faster index.
 
-        The index is made here from the embeddings, so it agrees with the records.
+        Args:
+            contents: as `contents` gave them.
+            flat_up_to: as above.
+            index: kept from before; used when it holds just these embeddings, else ignored.
 
         Raises:
             InvalidRecordError: the arrays do not fit together, or hold what no record can.
@@ -177,10 +187,14 @@ class QualityStore:
         store._columns = {name: column for column, name in enumerate(contents.destinations)}
         store._models = list(contents.models)
         store._digests = contents.digests.copy()
-        store._embeddings = np.ascontiguousarray(contents.embeddings, dtype=np.float32)
+        store._embeddings = np.ascontiguousarray(contents.embeddings, dtype=np.float16)
         store._scores = _Table.of(contents.scores, contents.score_counts)
         store._tokens = _Table.of(contents.tokens, contents.token_counts)
-        if store._rows:
+        # A fixed seed: it only picks which rows are looked at.
+        if index is not None and index.agrees_with(store._embeddings, np.random.default_rng(0)):
+            store._index = index
+            store._built_for = index.size
+        elif store._rows:
             store._index = FlatIndex(store._dimension)
             store._index.add(store._embeddings)
         return store
@@ -299,6 +313,15 @@ class QualityStore:
             self._built_for = build.index.size
             self._index = build.index
             self._index_new_rows()
+
+    def save_index(self, folder: Path) -> tuple[str, ...]:
+        """Write the approximate index into a folder; returns the files' names, none if exact.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        with self._lock:
+            return self._index.save(folder) if isinstance(self._index, GraphIndex) else ()
 
     def columns(self) -> tuple[ColumnSummary, ...]:
         """What is known of each destination, in order of arrival."""
@@ -583,9 +606,13 @@ def _check(contents: StoreContents) -> None:
             raise InvalidRecordError(text)
 
 
-def _are_unit(embeddings: NDArray[np.float32]) -> bool:
-    lengths = np.sqrt(np.einsum("pd,pd->p", embeddings, embeddings))
-    return bool((np.abs(lengths - 1.0) <= _UNIT_LENGTH_WITHIN).all())
+def _are_unit(embeddings: NDArray[Any]) -> bool:
+    for start in range(0, len(embeddings), 8_192):  # bounds the copies
+        part = embeddings[start : start + 8_192].astype(np.float32)
+        lengths = np.sqrt(np.einsum("pd,pd->p", part, part))
+        if not (np.abs(lengths - 1.0) <= _UNIT_LENGTH_WITHIN).all():
+            return False
+    return True
 
 
 def _disagree(means: NDArray[np.float32], counts: NDArray[np.uint16]) -> bool:

@@ -1,5 +1,7 @@
 """The quality store on a real disk: crashes, damage and what survives."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from controller.predictors.neighbour_index import GraphIndex
 from controller.profiler.quality_files import QualityFilesError, QualityFolder
 from controller.profiler.quality_store import InvalidRecordError, QualityRecord, prompt_digest
 
@@ -185,3 +188,39 @@ def test_a_file_where_the_folder_should_be_is_a_clear_error(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(QualityFilesError, match="name another folder"):
         opened(tmp_path / "file")
+
+
+@pytest.mark.parametrize("harm", ["none", "damaged", "other index", "absent"])
+def test_a_slow_index_is_kept_and_one_that_cannot_be_trusted_is_built_anew(
+    tmp_path: Path, harm: str
+) -> None:
+    with QualityFolder(tmp_path, DIMENSION, flat_up_to=50) as folder:
+        folder.append([record(p) for p in range(80)])
+        build = folder.store.index_build()
+        assert build is not None
+        build.run()
+        folder.store.adopt(build)
+        folder.compact()
+        folder.append([record(80)])
+    (graph,) = tmp_path.glob("generation-*/graph.faiss")
+    if harm == "damaged":
+        graph.write_bytes(graph.read_bytes()[:-100])
+    elif harm == "absent":
+        graph.unlink()
+    elif harm == "other index":
+        other = GraphIndex.build(
+            np.stack([record(p).embedding for p in range(100, 180)]), np.random.default_rng(0)
+        )
+        other.save(graph.parent)
+        manifest = json.loads((graph.parent / "manifest.json").read_text())
+        for name in manifest["index_sha256"]:
+            data = (graph.parent / name).read_bytes()
+            manifest["index_sha256"][name] = hashlib.sha256(data).hexdigest()
+        (graph.parent / "manifest.json").write_text(json.dumps(manifest))
+    with QualityFolder(tmp_path, DIMENSION, flat_up_to=50) as folder:
+        store = folder.store
+        assert store.indexed_prompts == len(store) == 81
+        assert (store.recall_at_10 is not None) == (harm == "none")
+        assert (store.index_build() is None) == (harm == "none")
+        for prompt in (0, 79, 80):
+            assert store.nearest(record(prompt).embedding[None], 1)[1][0, 0] == prompt

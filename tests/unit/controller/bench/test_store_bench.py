@@ -15,6 +15,6 @@ def test_made_up_prompts_have_neighbours_as_real_ones_do() -> None:
 
 def test_a_small_store_is_measured() -> None:
     (row,) = rows_as_json(bench_store([200], repeats=1))
-    assert row["recall_at_10"] == 1.0
+    assert row["recall_at_10"] > 0.99  # half precision swaps near ties
     assert row["index"] == "exact"
     assert row["lookup_milliseconds"] > 0.0

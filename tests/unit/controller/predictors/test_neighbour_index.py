@@ -1,11 +1,13 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from controller.predictors.neighbour_index import (
     FlatIndex,
-    InvertedIndex,
-    InvertedPlan,
+    GraphIndex,
+    GraphPlan,
     exact_search,
     overlap_ratio,
 )
@@ -14,9 +16,9 @@ DIMENSION = 16
 
 
 def unit_vectors(count: int, seed: int = 0, clusters: int = 12) -> NDArray[np.float32]:
-    """Points around a few directions, as prompts lie around topics."""
+    """Points around a few directions, as prompts lie around topics; the seed moves the points."""
+    centres = np.random.default_rng(100).standard_normal((clusters, DIMENSION))
     rng = np.random.default_rng(seed)
-    centres = rng.standard_normal((clusters, DIMENSION))
     points = centres[rng.integers(clusters, size=count)]
     points = points + 0.4 * rng.standard_normal((count, DIMENSION))
     unit = points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -50,36 +52,62 @@ def test_an_index_gives_fewer_neighbours_than_asked_when_it_has_fewer() -> None:
     assert index.search(unit_vectors(3), 10, vectors)[1].shape == (3, 4)
 
 
-def test_the_inverted_index_reaches_its_recall_on_other_queries() -> None:
+def test_the_graph_reaches_its_recall_on_other_queries() -> None:
     vectors, queries = unit_vectors(4000), unit_vectors(50, seed=9)
-    index = InvertedIndex.build(vectors, np.random.default_rng(0))
+    index = GraphIndex.build(vectors, np.random.default_rng(0))
     assert index.recall_at_10 is not None
-    assert index.recall_at_10 >= 0.95
-    found = index.search(queries, 10, vectors)[1]
-    assert overlap_ratio(found, exact_search(vectors, queries, 10)[1]) >= 0.9
-    assert index.probes < index.plan.lists
+    assert index.recall_at_10 >= 0.97
+    similarity, found = index.search(queries, 10, vectors)
+    assert overlap_ratio(found, exact_search(vectors, queries, 10)[1]) >= 0.95
+    assert (np.diff(similarity, axis=1) <= 0.0).all()
+    assert similarity == pytest.approx(np.einsum("rkd,rd->rk", vectors[found], queries), abs=1e-6)
 
 
-def test_the_inverted_index_is_the_same_for_the_same_seed() -> None:
-    vectors, queries = unit_vectors(2000), unit_vectors(5, seed=9)
-    found = [
-        InvertedIndex.build(vectors, np.random.default_rng(3)).search(queries, 10, vectors)[1]
-        for _ in range(2)
-    ]
-    assert (found[0] == found[1]).all()
+def test_a_wider_beam_is_taken_for_more_recall() -> None:
+    vectors = unit_vectors(3000, clusters=300)
+    narrow, wide = (
+        GraphIndex.build(
+            vectors,
+            np.random.default_rng(0),
+            GraphPlan(links=4, build_beam=8, wanted_recall=wanted),
+        )
+        for wanted in (0.1, 0.9999)
+    )
+    assert narrow.beam < wide.beam
 
 
-def test_the_inverted_index_takes_more_vectors() -> None:
+def test_the_graph_takes_more_vectors() -> None:
     vectors = unit_vectors(1000)
-    index = InvertedIndex.build(vectors[:900], np.random.default_rng(0))
+    index = GraphIndex.build(vectors[:900], np.random.default_rng(0))
     index.add(vectors[900:])
     assert index.size == 1000
     assert index.search(vectors[950:951], 1, vectors)[1][0, 0] == 950
 
 
-def test_lists_grow_with_the_square_root() -> None:
-    assert InvertedPlan.for_size(1_000_000).lists == 4096
-    assert InvertedPlan.for_size(10).lists >= 16
+def test_a_graph_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+    vectors, queries = unit_vectors(800), unit_vectors(9, seed=4)
+    index = GraphIndex.build(vectors, np.random.default_rng(0))
+    names = index.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    loaded = GraphIndex.load(tmp_path)
+    assert (loaded.search(queries, 10, vectors)[1] == index.search(queries, 10, vectors)[1]).all()
+    assert (loaded.beam, loaded.recall_at_10) == (index.beam, index.recall_at_10)
+
+
+def test_a_graph_knows_its_vectors_from_others() -> None:
+    vectors = unit_vectors(800)
+    index = GraphIndex.build(vectors, np.random.default_rng(0))
+    assert index.agrees_with(vectors, np.random.default_rng(1))
+    assert not index.agrees_with(vectors[:-1], np.random.default_rng(1))
+    assert not index.agrees_with(vectors[::-1], np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("name", ["graph.faiss", "graph.npz"])
+def test_a_damaged_graph_file_is_no_index(tmp_path: Path, name: str) -> None:
+    GraphIndex.build(unit_vectors(100), np.random.default_rng(0)).save(tmp_path)
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError):
+        GraphIndex.load(tmp_path)
 
 
 def test_overlap_counts_what_was_found() -> None:
