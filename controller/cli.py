@@ -1,12 +1,12 @@
 """The command `edge-controller`: parses, calls one function, prints."""
 
 import asyncio
+import dataclasses
 import functools
 import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -158,7 +158,7 @@ def _flatten(error: BaseException) -> Iterable[BaseException]:
 # -- clients --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Target:
     """Which controller a command asks, and how it prints."""
 
@@ -840,6 +840,47 @@ def routing(
         click.echo(json.dumps({"rows": rows_as_json(rows)}))
     else:
         print_bench_rows(rows)
+
+
+@bench.command("embedding")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench_embedding_command(as_json: bool) -> None:
+    """Measure how fast prompts are embedded, and how well 8 bits serve."""
+    from controller.bench.embedding import bench_embedding
+    from controller.predictors.embedding import EmbeddingUnavailableError
+
+    try:
+        report = bench_embedding(say=lambda line: click.echo(line, err=True))
+    except EmbeddingUnavailableError as error:
+        raise CommandFailedError(str(error)) from error
+    _print_figures([dataclasses.asdict(report)], as_json)
+
+
+@bench.command("store")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--prompts",
+    "sizes",
+    type=click.IntRange(min=100),
+    multiple=True,
+    help="Prompts in the store; may be given again. 36,497 and a million by default.",
+)
+def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
+    """Measure look-ups in the quality store and what of the true neighbours they find."""
+    from controller.bench.store import SIZES, bench_store, rows_as_json
+
+    rows = bench_store(sizes or SIZES, say=lambda line: click.echo(line, err=True))
+    _print_figures(rows_as_json(rows), as_json)
+
+
+def _print_figures(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """One JSON object, or a line for each figure."""
+    if as_json:
+        click.echo(json.dumps(rows[0] if len(rows) == 1 else {"rows": rows}))
+        return
+    for row in rows:
+        for key, value in row.items():
+            click.echo(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}")
 
 
 # -- demo -----------------------------------------------------------------------------------------
