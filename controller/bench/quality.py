@@ -1,5 +1,6 @@
 """Quality estimates against outcomes that they have not seen."""
 
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,7 +95,8 @@ def evaluate(
         folder: of the outcome table; see `load_outcomes`.
         backend: embeds the prompts.
         shrinkage: of ours.
-        embeddings_file: a .npy file that embeddings are read from when it fits, else written to.
+        embeddings_file: a .npz file that embeddings are read from when they are of these prompts
+            and this backend, else written to.
         say: called with a line about progress.
 
     Raises:
@@ -254,10 +256,10 @@ def _embedded(
     say: Callable[[str], None],
 ) -> NDArray[np.float32]:
     shape = (len(table.prompts), backend.dimension)
-    if file is not None and file.exists():
-        known = np.load(file, allow_pickle=False)
-        if known.shape == shape:
-            return np.asarray(known, dtype=np.float32)
+    key = prompt_digest("\0".join([backend.name, *table.prompts])).hex()
+    known = None if file is None else _remembered(file, key)
+    if known is not None and known.shape == shape:
+        return known
     embeddings = np.zeros(shape, dtype=np.float32)
     # By length, so that little of a batch is padding.
     order = sorted(range(len(table.prompts)), key=lambda row: len(table.prompts[row]))
@@ -268,5 +270,15 @@ def _embedded(
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as opened:
-            np.save(opened, embeddings, allow_pickle=False)
+            np.savez(opened, embeddings=embeddings, key=np.array(key))
     return embeddings
+
+
+def _remembered(file: Path, key: str) -> NDArray[np.float32] | None:
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            if str(found["key"]) != key:
+                return None
+            return np.asarray(found["embeddings"], dtype=np.float32)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None  # absent or damaged: embed anew

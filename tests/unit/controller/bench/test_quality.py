@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from controller.bench.quality import (
     brier_score,
     calibration_error,
     calibration_of,
+    evaluate,
     evaluate_table,
     evaluation_as_json,
     log_loss,
@@ -173,6 +175,39 @@ def test_routerbench_is_split_as_published_without_incomplete_rows(tmp_path: Pat
 def test_a_folder_without_a_table_is_a_clear_error(load, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(DataMissingError):
         load(tmp_path)
+
+
+class CountingBackend:
+    """Turns a text into a direction and counts the texts."""
+
+    model = "counting"
+    dimension = 4
+
+    def __init__(self, name: str = "counting/float") -> None:
+        self.name = name
+        self.texts = 0
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        self.texts += len(texts)
+        angles = [float(len(text)) for text in texts]
+        return np.array([[math.cos(a), math.sin(a), 0.0, 0.0] for a in angles], dtype=np.float32)
+
+
+def test_embeddings_are_kept_for_the_same_prompts_and_backend_only(tmp_path: Path) -> None:
+    rows: list[list[object]] = [["split", "a|score", "a|response_chars", "prompt"]]
+    rows += [[("train", "test")[n % 2], n % 3 / 2, 9, f"prompt {'x' * n}"] for n in range(12)]
+    write_gz(tmp_path / "routerbench_arc_mbpp_winogrande.csv.gz", as_csv(rows))
+    kept = tmp_path / "kept" / "embeddings.npz"
+    backend = CountingBackend()
+    first = evaluate(tmp_path, backend, embeddings_file=kept)
+    assert evaluate(tmp_path, backend, embeddings_file=kept) == first
+    assert backend.texts == 12
+    other = CountingBackend("other/float")
+    evaluate(tmp_path, other, embeddings_file=kept)
+    assert other.texts == 12
+    kept.write_bytes(b"damaged")
+    evaluate(tmp_path, other, embeddings_file=kept)
+    assert other.texts == 24
 
 
 def test_damaged_tables_are_a_clear_error(tmp_path: Path) -> None:
