@@ -342,17 +342,23 @@ def survivors(
     best_known: float,
     share: float,
     kept: BoolArray,
+    likely: BoolArray,
 ) -> None:
     """Fill `kept`, bool[R, D]: the pairs that an assignment with J below the best known can have.
 
     In an interval whose bound is below the best known, forcing a pair raises the relaxed value by
-    the pair's reduced cost. With a share below 1 of that room nothing is proven; but the reduced
-    costs of a better assignment's pairs add up to less than the room, so hardly one has much.
+    the pair's reduced cost. What that leaves up to the best known is the interval's room.
+
+    `likely`, bool[R, D], gets those that take at most a share of the room. Nothing is proven of
+    the others; but the reduced costs of a better assignment add up to less than the room, so hardly
+    any of its pairs takes much.
     """
     n_requests = pairs.first.size - 1
     kept[:] = False
+    likely[:] = False
+    n_pairs = pairs.first[n_requests]
+    reduced = np.empty(n_pairs)
     least_network = np.empty(costs.backlog.size)
-    least = np.empty(n_requests)
     for i in range(intervals.held[0]):
         if intervals.bound[i] >= best_known:
             continue
@@ -360,25 +366,29 @@ def survivors(
         prices = intervals.prices[i]
         value = costs.constant + costs.time_weight * intervals.low[i]
         least_network[:] = np.inf
-        least[:] = np.inf
         for r in range(n_requests):
+            least = np.inf
             for j in range(pairs.first[r], pairs.first[r + 1]):
+                reduced[j] = np.inf
                 if pairs.alone[j] <= high:
                     n = pairs.node[j]
                     least_network[n] = min(least_network[n], pairs.network[j])
-                    least[r] = min(least[r], pairs.cost[j] + prices[n] * pairs.work[j])
-            value += least[r]
+                    reduced[j] = pairs.cost[j] + prices[n] * pairs.work[j]
+                    least = min(least, reduced[j])
+            value += least
+            for j in range(pairs.first[r], pairs.first[r + 1]):
+                reduced[j] -= least
         for n in range(costs.backlog.size):
             if least_network[n] < np.inf:
                 value -= prices[n] * max(0.0, high - costs.backlog[n] - least_network[n])
-        room = share * (best_known - value) + 1e-9 * max(1.0, abs(best_known))
+        room = best_known - value + 1e-9 * max(1.0, abs(best_known))
         for r in range(n_requests):
             for j in range(pairs.first[r], pairs.first[r + 1]):
-                if pairs.alone[j] > high:
-                    continue
-                priced = pairs.cost[j] + prices[pairs.node[j]] * pairs.work[j]
-                if priced - least[r] <= room:
-                    kept[r, pairs.destination[j]] = True
+                if reduced[j] <= room:
+                    d = pairs.destination[j]
+                    kept[r, d] = True
+                    if reduced[j] <= share * room:
+                        likely[r, d] = True
 
 
 @compiled_part

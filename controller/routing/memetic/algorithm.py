@@ -74,7 +74,7 @@ DESCENT_STEP: Final = 0.85
 CROSSOVER_SHARE: Final = 0.3
 """Offspring with two parents; the others are kicked copies of one."""
 
-MOST_KICKS_SHARE: Final = 1.0 / 16.0
+MOST_KICKS_SHARE: Final = 1.0 / 32.0
 """Most requests that a kick sends elsewhere, as a share of the batch; 3 are always allowed."""
 
 NARROW: Final = 0.03
@@ -89,7 +89,7 @@ NARROW_SHARE: Final = 0.8
 TIGHTEN: Final = 0.003
 """Relative step of the cap below the makespan reached, while J falls."""
 
-PROMISING: Final = 0.02
+PROMISING: Final = 0.006
 """Relative distance from the best J within which the cap is lowered at all."""
 
 STALL_PER_REQUEST: Final = 300
@@ -103,6 +103,10 @@ ROUNDS: Final = ((0.08, NEAR, 0.0), (0.1, NEAR, 0.5), (0.15, NEAR, 1.0), (0.15, 
 that the pairs looked at may take, 1 for all that are not proven useless; the share of what is then
 left that offspring get. A round gets what the last has left, so the last one begins only when
 nothing has improved for long."""
+
+WORTH_ROUNDING: Final = 0.4
+"""Room below the best J, relative to that of the weakest interval, from which on an interval's
+prices are rounded: what comes of it lies well above the bound."""
 
 RESERVE_SHARE: Final = 0.05
 """Share of a time budget kept for the way back: the answer is wanted by its end, and on a busy
@@ -197,7 +201,7 @@ def _vary(
 
     Crossover is uniform over the genes in which the parents differ, at a drawn rate: positions
     in a batch mean nothing, so there is nothing for neighbouring genes to keep together. Kicks
-    prefer cheap destinations, with a density that falls like the inverse root of the rank.
+    go to any listed destination.
     """
     n_requests = loads.x.size
     filled = elite.filled[0]
@@ -214,8 +218,7 @@ def _vary(
     most = max(3, int(MOST_KICKS_SHARE * n_requests))
     for _ in range(1 + random_index(state, most)):
         r = random_index(state, n_requests)
-        u = random_unit(state)
-        move(costs, loads, r, around.order[r, np.int64(u * u * around.counts[r])])
+        move(costs, loads, r, around.order[r, random_index(state, around.counts[r])])
 
 
 @compiled_part
@@ -271,7 +274,7 @@ def _round(
     rounded: FloatArray,
     limits: Limits,
 ) -> None:
-    """Round the prices of each open interval to an assignment, once, and make it a local optimum.
+    """Round the prices of each promising interval, once, to an assignment that is locally optimal.
 
     Every request goes where its cost and the price of its work are least; what is too much for the
     interval is shed.
@@ -292,7 +295,8 @@ def _round(
         best = elite.scores[0] + costs.constant
         if exhausted(limits):
             return
-        if intervals.bound[i] >= best or rounded[i] == intervals.high[i]:
+        least_room = WORTH_ROUNDING * (best - least_bound(intervals, best))
+        if best - intervals.bound[i] <= least_room or rounded[i] == intervals.high[i]:
             continue
         rounded[i] = intervals.high[i]
         high = intervals.high[i]
@@ -377,6 +381,7 @@ def search(
     best = elite.scores[0] + costs.constant
     intervals = open_intervals(costs, best)
     kept = np.empty(costs.cost.shape, dtype=np.bool_)
+    likely = np.empty(costs.cost.shape, dtype=np.bool_)
     pairs = candidate_pairs(costs, best)
     order = around.order.copy()
     counts = around.counts.copy()
@@ -387,10 +392,9 @@ def search(
         tighten(costs, pairs, intervals, best, _share_of(limits, bound_share))
         if least_bound(intervals, best) >= best:
             break
-        survivors(costs, pairs, intervals, best, 1.0, kept)
+        survivors(costs, pairs, intervals, best, near, kept, likely)
         thin(pairs, kept)
-        survivors(costs, pairs, intervals, best, near, kept)
-        _leave_only(around, kept, order, counts)
+        _leave_only(around, likely, order, counts)
         _round(costs, loads, around, elite, pairs, intervals, rounded, limits)
         _evolve(costs, loads, around, elite, state, _share_of(limits, offspring_share))
         best = elite.scores[0] + costs.constant
