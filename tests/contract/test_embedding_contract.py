@@ -1,8 +1,10 @@
 """What every embedding backend promises, asked of the real model where it has been exported."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from controller.predictors.embedding import (
     OnnxEmbedding,
     default_folder,
 )
+from controller.predictors.embedding_reference import SentenceTransformersEmbedding
 
 QUESTIONS = (
     "What is the derivative of x squared?",
@@ -34,7 +37,19 @@ def _cached() -> EmbeddingBackend:
     return CachedEmbedding(_int8())
 
 
-@pytest.fixture(scope="module", params=[_int8, _float, _cached], ids=["int8", "float", "cached"])
+def _reference() -> EmbeddingBackend:
+    return SentenceTransformersEmbedding(Path(os.environ[REFERENCE]))
+
+
+REFERENCE = "POINTSMAN_REFERENCE_WEIGHTS"
+"""Names the folder of the published model where sentence-transformers is to be asked, too."""
+
+BACKENDS = {"int8": _int8, "float": _float, "cached": _cached}
+if REFERENCE in os.environ:
+    BACKENDS["reference"] = _reference
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS.values()), ids=list(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> EmbeddingBackend:
     try:
         made: EmbeddingBackend = request.param()
@@ -93,3 +108,10 @@ def test_serving_needs_neither_torch_nor_onnx() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout.strip() == "[]"
+
+
+def test_every_backend_embeds_as_the_float_model_does(backend: EmbeddingBackend) -> None:
+    if not (default_folder() / "manifest.json").exists():
+        pytest.skip("no embedding model; make one with `edge-controller embedding export`")
+    agreement = np.einsum("nd,nd->n", backend.embed(QUESTIONS), _float().embed(QUESTIONS))
+    assert agreement.min() > (0.9999 if backend.name.endswith(("/float", "/reference")) else 0.97)
