@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,10 +54,21 @@ async def serve(
         SettingsError: the certificate cannot be used.
     """
     certificate = server_certificate(settings.server)
+    decider = Decider(settings.routing)
+    async with _learning(settings) as (predictor, learner):
+        decider.predict_with(predictor)
+        await _serve(settings, certificate, decider, learner, stop, on_ready)
+
+
+async def _serve(
+    settings: Settings,
+    certificate: ServerCertificate | None,
+    decider: Decider,
+    learner: Learner,
+    stop: asyncio.Event,
+    on_ready: Callable[[Listening], None],
+) -> None:
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
-    predictor = await asyncio.get_running_loop().run_in_executor(None, _predictor, settings)
-    decider = Decider(settings.routing, predictor)
-    learner = Learner(predictor)
     sessions = FleetSessions(settings.fleet, profiler)
     manager = RequestManager(
         settings.batching,
@@ -116,6 +128,17 @@ async def serve(
             tasks.cancel_scope.cancel()
     finally:
         await server.stop(0)
+
+
+@asynccontextmanager
+async def _learning(settings: Settings) -> AsyncIterator[tuple[QualityPredictor | None, Learner]]:
+    """The quality predictor and what teaches it; closed on every path."""
+    loop = asyncio.get_running_loop()
+    predictor = await loop.run_in_executor(None, _predictor, settings)
+    learner = Learner(predictor)
+    try:
+        yield predictor, learner
+    finally:
         if predictor is not None:
             with anyio.move_on_after(_LEARN_SECONDS, shield=True):
                 await learner.drain()

@@ -111,6 +111,10 @@ class Decider:
         """Names that `choose` takes: all but the offline reference, which may take a minute."""
         return tuple(name for name in policy_names() if name != OFFLINE_POLICY)
 
+    def predict_with(self, predictor: QualityPredictor | None) -> None:
+        """Estimate quality and length with this predictor from the next batch on."""
+        self._predictor = predictor
+
     def choose(
         self, policy: str | None, weights: Weights | None, normalisation: str | None
     ) -> PolicyChoice:
