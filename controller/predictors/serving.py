@@ -6,6 +6,7 @@ Everything here blocks and is called from threads; `request_manager` keeps it of
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from controller.profiler.quality_files import QualityFolder
 from controller.profiler.quality_store import QualityRecord, prompt_digest
 from controller.routing.formulation import expected_answer_tokens
 from controller.routing.problem import FloatArray, IntArray
+
+_COMPACT_AFTER: Final = 5000
+"""Journal records that a start may have to read one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,23 @@ class QualityPredictor:
                 for outcome, embedding in zip(outcomes, embeddings, strict=True)
             ]
         )
+
+    def maintain(self) -> None:
+        """Build the index that a grown store needs, and fold the journal into the store's files.
+
+        Blocks for minutes in a store of a million prompts; estimates go on meanwhile, by exact
+        search. Does nothing while the store is small.
+
+        Raises:
+            QualityFilesError: it cannot be written.
+        """
+        store = self._folder.store
+        build = store.index_build()
+        if build is not None:
+            build.run()
+            store.adopt(build)
+        if build is not None or self._folder.journal_records > _COMPACT_AFTER:
+            self._folder.compact()
 
     def close(self) -> None:
         """Close the files."""

@@ -1,6 +1,7 @@
 """Finished requests teach the quality store, off the event loop and in bounded numbers."""
 
 import asyncio
+import math
 from typing import Final
 
 import structlog
@@ -15,6 +16,7 @@ log = structlog.get_logger()
 
 _MAX_WAITING: Final = 4096
 _MAX_AT_ONCE: Final = 64
+_MAINTAIN_SECONDS: Final = 3600.0
 _PAUSE_SECONDS: Final = 1.0
 """Outcomes gather this long, so that one write and one embedding call serve many."""
 
@@ -85,7 +87,12 @@ class Learner:
 
     async def run(self) -> None:
         """Learn until cancelled."""
+        maintained_at = -math.inf
+        loop = asyncio.get_running_loop()
         while True:
+            if self._predictor is not None and loop.time() - maintained_at > _MAINTAIN_SECONDS:
+                await loop.run_in_executor(None, self._maintain, self._predictor)
+                maintained_at = loop.time()
             await self._arrived.wait()
             await asyncio.sleep(_PAUSE_SECONDS)
             self._arrived.clear()
@@ -98,6 +105,15 @@ class Learner:
             outcomes = self._waiting[:_MAX_AT_ONCE]
             await loop.run_in_executor(None, self._learn, self._predictor, outcomes)
             del self._waiting[: len(outcomes)]  # only now, so that a cancel loses nothing
+
+    @staticmethod
+    def _maintain(predictor: QualityPredictor) -> None:
+        try:
+            predictor.maintain()
+        except QualityFilesError as error:
+            log.error("quality.not_maintained", error=str(error))
+        except Exception:
+            log.exception("quality.not_maintained")
 
     @staticmethod
     def _learn(predictor: QualityPredictor, outcomes: list[Outcome]) -> None:

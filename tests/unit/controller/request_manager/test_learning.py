@@ -175,3 +175,25 @@ async def test_learning_goes_on_by_itself(predictor: QualityPredictor) -> None:
         while predictor.profiled_prompts == 0:
             await asyncio.sleep(0.01)
     task.cancel()
+
+
+async def test_maintenance_at_the_start_is_harmless_in_a_small_store(
+    predictor: QualityPredictor,
+) -> None:
+    predictor.learn([Outcome("Algebra one", "a/m", "m", 1.0, None)])
+    predictor.maintain()
+    assert predictor.profiled_prompts == 1
+
+
+async def test_journal_that_has_grown_is_folded_into_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.predictors.serving._COMPACT_AFTER", 3)
+    folder = QualityFolder(tmp_path / "quality", DIMENSION)
+    predictor = QualityPredictor(WordEmbedding(), folder)
+    predictor.learn([Outcome(f"Word{n} one", "a/m", "m", 1.0, None) for n in range(5)])
+    assert folder.journal_records == 5
+    predictor.maintain()
+    assert folder.journal_records == 0
+    assert predictor.profiled_prompts == 5
+    predictor.close()
