@@ -169,7 +169,11 @@ async def _start_controller(processes: Processes, folder: Path, console: Console
             "--data-dir",
             str(folder / "controller"),
         ],
-        {"POINTSMAN_BATCHING_QUIET_SECONDS": "0.25"},
+        {
+            "POINTSMAN_BATCHING_QUIET_SECONDS": "0.25",
+            # What one policy's answers teach must not help the next.
+            "POINTSMAN_QUALITY_IS_ENABLED": "false",
+        },
     )
     line = await processes.first_line("controller", process, _CONTROLLER_SECONDS)
     console.print(f"  gRPC {line['listen']}, HTTP {line['http']}, TLS by {line['ca_file']}")
