@@ -846,14 +846,14 @@ def routing(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench_embedding_command(as_json: bool) -> None:
     """Measure how fast prompts are embedded, and how well 8 bits serve."""
-    from controller.bench.embedding import bench_embedding
+    from controller.bench.embedding import bench_embedding, report_as_json
     from controller.predictors.embedding import EmbeddingUnavailableError
 
     try:
         report = bench_embedding(say=lambda line: click.echo(line, err=True))
     except EmbeddingUnavailableError as error:
         raise CommandFailedError(str(error)) from error
-    _print_figures([dataclasses.asdict(report)], as_json)
+    _print_figures([report_as_json(report)], as_json)
 
 
 @bench.command("store")

@@ -342,6 +342,7 @@ def bench(
     """Measure how fast this device runs a MODEL of the catalogue, alone and with full slots."""
     from edge_agent.bench import run_bench
     from edge_agent.engine.base import EngineSettings
+    from edge_agent.identity import usable_cores
     from edge_agent.render import print_bench
 
     if (model is None) == (path is None):
@@ -349,7 +350,6 @@ def bench(
     if slots < 1:
         raise click.UsageError("--slots: at least 1")
     settings = _load(config, data_dir=data_dir)
-    import os
 
     async def measure() -> Any:
         file = path
@@ -366,7 +366,7 @@ def bench(
             EngineSettings(
                 model_path=file,
                 slots=slots,
-                threads=threads or len(os.sched_getaffinity(0)),
+                threads=threads or usable_cores(),
                 context_tokens=1024,
             )
         )

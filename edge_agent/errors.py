@@ -8,8 +8,7 @@ AgentError                      1   shown as one sentence that says what to do
 │   ├── SourcesFailedError      1   every source of a model failed; lists each with its reason
 │   ├── ModelFileError          1   wrong magic, size or checksum; unreadable or missing
 │   └── CatalogError            2   the catalogue itself is wrong
-├── EngineError                 1   a model's child process failed; `kind` classifies it
-└── LinkError                   1   the controller refused this agent for good
+└── EngineError                 1   a model's child process failed; `kind` classifies it
 """
 
 import enum
@@ -89,7 +88,3 @@ class EngineError(AgentError):
         super().__init__(message)
         self.kind = kind
         self.stderr_tail = stderr_tail
-
-
-class LinkError(AgentError):
-    """The controller refused this agent for good."""

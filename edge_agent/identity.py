@@ -27,10 +27,15 @@ def describe_host(root: Path = Path("/")) -> HostDescription:
     """
     return HostDescription(
         hardware=_hardware(root),
-        cpu_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        cpu_cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         operating_system=_operating_system(root),
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; 1 where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def _hardware(root: Path) -> str:

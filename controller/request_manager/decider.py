@@ -26,7 +26,7 @@ from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
 from controller.predictors.serving import QualityPredictor, source_label
-from controller.routing.evaluator import evaluate, evaluate_one
+from controller.routing.evaluator import Terms, evaluate
 from controller.routing.formulation import FormulatedBatch, formulate
 from controller.routing.objective import bounds_of, objectives
 from controller.routing.policies import (
@@ -318,10 +318,9 @@ def _describe(
     started: float,
 ) -> tuple[BatchDecision, list[Placement]]:
     problem = formulated.batch.problem
-    terms = evaluate_one(problem, chosen.assignment)
-    objective = objectives(
-        problem, evaluate(problem, chosen.assignment[None, :]), bounds_of(problem)
-    )
+    scored = evaluate(problem, chosen.assignment[None, :])
+    terms = Terms(*(float(term) for term in scored[0]))
+    objective = objectives(problem, scored, bounds_of(problem))
     finish = finish_seconds(problem, chosen.assignment)
     decision = BatchDecision(
         batch_id=BatchId(f"batch-{uuid.uuid4().hex[:12]}"),

@@ -271,7 +271,7 @@ class RequestManager:
                 self._window = None
 
     def _fleet_load(self) -> FleetLoad:
-        snapshot = self._profiler.snapshot(time.monotonic())
+        snapshot = self._snapshot()
         routable = {node.node_id for node in snapshot.nodes if node.refusal is None}
         return FleetLoad(
             routable_destinations=sum(d.node_id in routable for d in snapshot.destinations),

@@ -36,8 +36,6 @@ _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "exact": ("exact", "ExactPolicy"),
 }
 
-DEFAULT_POLICY: Final = "memetic"
-
 SERVING_POLICIES: Final = tuple(name for name in _BUILT_IN if name != "exact")
 """Ours but for the offline reference, which needs SciPy and may take a minute."""
 

@@ -14,6 +14,7 @@ from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
 from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
 from edge_agent.engine.openai_endpoint import RemoteError
 from edge_agent.errors import AgentError, EngineError, EngineFailure
+from edge_agent.identity import usable_cores
 from edge_agent.lifecycle import ModelPhase
 
 log = structlog.get_logger()
@@ -288,10 +289,7 @@ def remote_engine_settings(model: ModelSettings) -> OpenAiSettings:
 
 def default_threads() -> int:
     """All cores but one, which stays with the agent (case P3)."""
-    import os
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return max(1, cores - 1)
+    return max(1, usable_cores() - 1)
 
 
 def _issue_of(error: AgentError) -> str:
