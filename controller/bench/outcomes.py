@@ -3,7 +3,7 @@
 import csv
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,13 +113,6 @@ def load_routerbench(folder: Path) -> OutcomeTable:
         profiled=np.flatnonzero(complete & is_train),
         held_out=np.flatnonzero(complete & ~is_train),
     )
-
-
-LOADERS: Final[Mapping[str, Callable[[Path], OutcomeTable]]] = {
-    "mmlu-pro-outcomes": load_mmlu_pro,
-    "routerbench-subset": load_routerbench,
-}
-"""By the name of the folder under the data directory."""
 
 
 def load_outcomes(folder: Path) -> OutcomeTable:
