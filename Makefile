@@ -20,7 +20,7 @@ $(STAMPS)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "Making $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing packages; the first time llama.cpp is compiled, which takes about five minutes ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller,bench,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller,train,bench,dev]"
 	@mkdir -p $(STAMPS) && touch $@
 
 .PHONY: setup
@@ -97,7 +97,7 @@ models: setup ## fetch the small models that tests and the demonstration decode 
 lock: setup ## resolve constraints.txt anew, for every supported Python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
-		--no-emit-index-url --extra agent --extra controller --extra bench --extra dev \
+		--no-emit-index-url --extra agent --extra controller --extra train --extra bench --extra dev \
 		pyproject.toml -o constraints.txt
 
 .PHONY: clean

@@ -21,6 +21,117 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class ManageModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    action: _fleet_pb2.ModelAction.ValueType
+    model: _builtins.str
+    slots: _builtins.int
+    context_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        action: _fleet_pb2.ModelAction.ValueType = ...,
+        model: _builtins.str = ...,
+        slots: _builtins.int | None = ...,
+        context_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_slots", b"_slots", "context_tokens", b"context_tokens", "slots", b"slots"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_slots", b"_slots", "action", b"action", "context_tokens", b"context_tokens", "model", b"model", "node_id", b"node_id", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context_tokens: _TypeAlias = _typing.Literal["context_tokens"]  # noqa: Y015
+    _WhichOneofArgType__context_tokens: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__slots: _TypeAlias = _typing.Literal["slots"]  # noqa: Y015
+    _WhichOneofArgType__slots: _TypeAlias = _typing.Literal["_slots", b"_slots"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context_tokens) -> _WhichOneofReturnType__context_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slots) -> _WhichOneofReturnType__slots | None: ...
+
+Global___ManageModelRequest: _TypeAlias = ManageModelRequest  # noqa: Y015
+
+@_typing.final
+class ManageModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def update(self) -> _fleet_pb2.OrderUpdate: ...
+    def __init__(
+        self,
+        *,
+        update: _fleet_pb2.OrderUpdate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManageModelResponse: _TypeAlias = ManageModelResponse  # noqa: Y015
+
+@_typing.final
+class CalibrateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """Empty: every connected node."""
+    model: _builtins.str
+    """Empty: every loaded model."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CalibrateRequest: _TypeAlias = CalibrateRequest  # noqa: Y015
+
+@_typing.final
+class CalibrateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    UPDATE_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    @_builtins.property
+    def update(self) -> _fleet_pb2.OrderUpdate: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_fleet_pb2.ModelState]:
+        """With the last update of a node: what was measured, and what the controller uses from now on."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        update: _fleet_pb2.OrderUpdate | None = ...,
+        models: _abc.Iterable[_fleet_pb2.ModelState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "node_id", b"node_id", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CalibrateResponse: _TypeAlias = CalibrateResponse  # noqa: Y015
+
+@_typing.final
 class ListNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -72,6 +183,12 @@ class NodeStatus(_message.Message):
     INFLIGHT_REQUESTS_FIELD_NUMBER: _builtins.int
     COMPLETED_REQUESTS_FIELD_NUMBER: _builtins.int
     FAILED_REQUESTS_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    RECEIVE_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TRANSMIT_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    GOODPUT_AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    HEALTH_AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    CANCELLED_REQUESTS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _builtins.str
     """"ready", "loading", "draining" or "offline"."""
@@ -83,6 +200,15 @@ class NodeStatus(_message.Message):
     inflight_requests: _builtins.int
     completed_requests: _builtins.int
     failed_requests: _builtins.int
+    round_trip_age_seconds: _builtins.float
+    """Time since round_trip_seconds was measured."""
+    receive_bytes_per_second: _builtins.float
+    """Goodput of the path, payload bytes. Absent until measured."""
+    transmit_bytes_per_second: _builtins.float
+    goodput_age_seconds: _builtins.float
+    health_age_seconds: _builtins.float
+    """Time since the last health sample arrived. Absent until the first."""
+    cancelled_requests: _builtins.int
     @_builtins.property
     def attributes(self) -> _fleet_pb2.StaticAttributes: ...
     @_builtins.property
@@ -105,14 +231,41 @@ class NodeStatus(_message.Message):
         inflight_requests: _builtins.int = ...,
         completed_requests: _builtins.int = ...,
         failed_requests: _builtins.int = ...,
+        round_trip_age_seconds: _builtins.float | None = ...,
+        receive_bytes_per_second: _builtins.float | None = ...,
+        transmit_bytes_per_second: _builtins.float | None = ...,
+        goodput_age_seconds: _builtins.float | None = ...,
+        health_age_seconds: _builtins.float | None = ...,
+        cancelled_requests: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_round_trip_seconds", b"_round_trip_seconds", "attributes", b"attributes", "health", b"health", "round_trip_seconds", b"round_trip_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_goodput_age_seconds", b"_goodput_age_seconds", "_health_age_seconds", b"_health_age_seconds", "_receive_bytes_per_second", b"_receive_bytes_per_second", "_round_trip_age_seconds", b"_round_trip_age_seconds", "_round_trip_seconds", b"_round_trip_seconds", "_transmit_bytes_per_second", b"_transmit_bytes_per_second", "attributes", b"attributes", "goodput_age_seconds", b"goodput_age_seconds", "health", b"health", "health_age_seconds", b"health_age_seconds", "receive_bytes_per_second", b"receive_bytes_per_second", "round_trip_age_seconds", b"round_trip_age_seconds", "round_trip_seconds", b"round_trip_seconds", "transmit_bytes_per_second", b"transmit_bytes_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round_trip_seconds", b"_round_trip_seconds", "attributes", b"attributes", "backlog_seconds", b"backlog_seconds", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "health", b"health", "inflight_requests", b"inflight_requests", "last_seen_seconds", b"last_seen_seconds", "models", b"models", "node_id", b"node_id", "round_trip_seconds", b"round_trip_seconds", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_goodput_age_seconds", b"_goodput_age_seconds", "_health_age_seconds", b"_health_age_seconds", "_receive_bytes_per_second", b"_receive_bytes_per_second", "_round_trip_age_seconds", b"_round_trip_age_seconds", "_round_trip_seconds", b"_round_trip_seconds", "_transmit_bytes_per_second", b"_transmit_bytes_per_second", "attributes", b"attributes", "backlog_seconds", b"backlog_seconds", "cancelled_requests", b"cancelled_requests", "completed_requests", b"completed_requests", "failed_requests", b"failed_requests", "goodput_age_seconds", b"goodput_age_seconds", "health", b"health", "health_age_seconds", b"health_age_seconds", "inflight_requests", b"inflight_requests", "last_seen_seconds", b"last_seen_seconds", "models", b"models", "node_id", b"node_id", "receive_bytes_per_second", b"receive_bytes_per_second", "round_trip_age_seconds", b"round_trip_age_seconds", "round_trip_seconds", b"round_trip_seconds", "state", b"state", "transmit_bytes_per_second", b"transmit_bytes_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__goodput_age_seconds: _TypeAlias = _typing.Literal["goodput_age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__goodput_age_seconds: _TypeAlias = _typing.Literal["_goodput_age_seconds", b"_goodput_age_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__health_age_seconds: _TypeAlias = _typing.Literal["health_age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__health_age_seconds: _TypeAlias = _typing.Literal["_health_age_seconds", b"_health_age_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__receive_bytes_per_second: _TypeAlias = _typing.Literal["receive_bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__receive_bytes_per_second: _TypeAlias = _typing.Literal["_receive_bytes_per_second", b"_receive_bytes_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_age_seconds: _TypeAlias = _typing.Literal["round_trip_age_seconds"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_age_seconds: _TypeAlias = _typing.Literal["_round_trip_age_seconds", b"_round_trip_age_seconds"]  # noqa: Y015
     _WhichOneofReturnType__round_trip_seconds: _TypeAlias = _typing.Literal["round_trip_seconds"]  # noqa: Y015
     _WhichOneofArgType__round_trip_seconds: _TypeAlias = _typing.Literal["_round_trip_seconds", b"_round_trip_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__transmit_bytes_per_second: _TypeAlias = _typing.Literal["transmit_bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__transmit_bytes_per_second: _TypeAlias = _typing.Literal["_transmit_bytes_per_second", b"_transmit_bytes_per_second"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput_age_seconds) -> _WhichOneofReturnType__goodput_age_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__health_age_seconds) -> _WhichOneofReturnType__health_age_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__receive_bytes_per_second) -> _WhichOneofReturnType__receive_bytes_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_age_seconds) -> _WhichOneofReturnType__round_trip_age_seconds | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_seconds) -> _WhichOneofReturnType__round_trip_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transmit_bytes_per_second) -> _WhichOneofReturnType__transmit_bytes_per_second | None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 

@@ -60,6 +60,16 @@ class AdminServiceStub:
                 request_serializer=pointsman_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.ManageModel = channel.unary_stream(
+                '/pointsman.v1.AdminService/ManageModel',
+                request_serializer=pointsman_dot_v1_dot_admin__pb2.ManageModelRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_admin__pb2.ManageModelResponse.FromString,
+                _registered_method=True)
+        self.Calibrate = channel.unary_stream(
+                '/pointsman.v1.AdminService/Calibrate',
+                request_serializer=pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -99,6 +109,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ManageModel(self, request, context):
+        """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Calibrate(self, request, context):
+        """Has nodes measure the speed of their models anew. Ends when all have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +150,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=pointsman_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_admin__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'ManageModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.ManageModel,
+                    request_deserializer=pointsman_dot_v1_dot_admin__pb2.ManageModelRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_admin__pb2.ManageModelResponse.SerializeToString,
+            ),
+            'Calibrate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Calibrate,
+                    request_deserializer=pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +298,60 @@ class AdminService:
             '/pointsman.v1.AdminService/SetPolicy',
             pointsman_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
             pointsman_dot_v1_dot_admin__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ManageModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pointsman.v1.AdminService/ManageModel',
+            pointsman_dot_v1_dot_admin__pb2.ManageModelRequest.SerializeToString,
+            pointsman_dot_v1_dot_admin__pb2.ManageModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Calibrate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pointsman.v1.AdminService/Calibrate',
+            pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.SerializeToString,
+            pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.FromString,
             options,
             channel_credentials,
             insecure,

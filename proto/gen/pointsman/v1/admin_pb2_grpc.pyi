@@ -41,6 +41,10 @@ class AdminServiceStub:
     GetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]
     """Takes effect with the next window. All or nothing: an invalid field changes nothing."""
+    ManageModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ManageModelRequest, _admin_pb2.ManageModelResponse]
+    """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
+    Calibrate: _grpc.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]
+    """Has nodes measure the speed of their models anew. Ends when all have."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -55,6 +59,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPolicyRequest, _admin_pb2.GetPolicyResponse]  # type: ignore[assignment]
     SetPolicy: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetPolicyRequest, _admin_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Takes effect with the next window. All or nothing: an invalid field changes nothing."""
+    ManageModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ManageModelRequest, _admin_pb2.ManageModelResponse]  # type: ignore[assignment]
+    """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
+    Calibrate: _aio.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]  # type: ignore[assignment]
+    """Has nodes measure the speed of their models anew. Ends when all have."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of the controller."""
@@ -96,5 +104,21 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetPolicyResponse, _abc.Awaitable[_admin_pb2.SetPolicyResponse]]:
         """Takes effect with the next window. All or nothing: an invalid field changes nothing."""
+
+    @_abc_1.abstractmethod
+    def ManageModel(
+        self,
+        request: _admin_pb2.ManageModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ManageModelResponse], _abc.AsyncIterator[_admin_pb2.ManageModelResponse]]:
+        """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
+
+    @_abc_1.abstractmethod
+    def Calibrate(
+        self,
+        request: _admin_pb2.CalibrateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.CalibrateResponse], _abc.AsyncIterator[_admin_pb2.CalibrateResponse]]:
+        """Has nodes measure the speed of their models anew. Ends when all have."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

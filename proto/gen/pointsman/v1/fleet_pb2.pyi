@@ -32,6 +32,10 @@ class _ModelPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelPhase
     MODEL_PHASE_READY: _ModelPhase.ValueType  # 2
     MODEL_PHASE_FAILED: _ModelPhase.ValueType  # 3
     """Cannot be used; `issue` says why. The agent may be restarting it."""
+    MODEL_PHASE_UNLOADED: _ModelPhase.ValueType  # 4
+    """Its file is here, and it can be loaded by an order or by the node itself; it answers nothing now."""
+    MODEL_PHASE_DOWNLOADING: _ModelPhase.ValueType  # 5
+    """Its file is being fetched."""
 
 class ModelPhase(_ModelPhase, metaclass=_ModelPhaseEnumTypeWrapper): ...
 
@@ -40,7 +44,57 @@ MODEL_PHASE_LOADING: ModelPhase.ValueType  # 1
 MODEL_PHASE_READY: ModelPhase.ValueType  # 2
 MODEL_PHASE_FAILED: ModelPhase.ValueType  # 3
 """Cannot be used; `issue` says why. The agent may be restarting it."""
+MODEL_PHASE_UNLOADED: ModelPhase.ValueType  # 4
+"""Its file is here, and it can be loaded by an order or by the node itself; it answers nothing now."""
+MODEL_PHASE_DOWNLOADING: ModelPhase.ValueType  # 5
+"""Its file is being fetched."""
 Global___ModelPhase: _TypeAlias = ModelPhase  # noqa: Y015
+
+class _ModelAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_ACTION_UNSPECIFIED: _ModelAction.ValueType  # 0
+    MODEL_ACTION_LOAD: _ModelAction.ValueType  # 1
+    """Fetches the file if it is not here, loads it and measures its speed."""
+    MODEL_ACTION_UNLOAD: _ModelAction.ValueType  # 2
+    """Lets running answers end, then gives the memory back."""
+    MODEL_ACTION_PIN: _ModelAction.ValueType  # 3
+    MODEL_ACTION_UNPIN: _ModelAction.ValueType  # 4
+
+class ModelAction(_ModelAction, metaclass=_ModelActionEnumTypeWrapper): ...
+
+MODEL_ACTION_UNSPECIFIED: ModelAction.ValueType  # 0
+MODEL_ACTION_LOAD: ModelAction.ValueType  # 1
+"""Fetches the file if it is not here, loads it and measures its speed."""
+MODEL_ACTION_UNLOAD: ModelAction.ValueType  # 2
+"""Lets running answers end, then gives the memory back."""
+MODEL_ACTION_PIN: ModelAction.ValueType  # 3
+MODEL_ACTION_UNPIN: ModelAction.ValueType  # 4
+Global___ModelAction: _TypeAlias = ModelAction  # noqa: Y015
+
+class _OrderPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OrderPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OrderPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ORDER_PHASE_UNSPECIFIED: _OrderPhase.ValueType  # 0
+    ORDER_PHASE_RUNNING: _OrderPhase.ValueType  # 1
+    ORDER_PHASE_DONE: _OrderPhase.ValueType  # 2
+    ORDER_PHASE_FAILED: _OrderPhase.ValueType  # 3
+    """`message` says why, in words for an operator."""
+
+class OrderPhase(_OrderPhase, metaclass=_OrderPhaseEnumTypeWrapper): ...
+
+ORDER_PHASE_UNSPECIFIED: OrderPhase.ValueType  # 0
+ORDER_PHASE_RUNNING: OrderPhase.ValueType  # 1
+ORDER_PHASE_DONE: OrderPhase.ValueType  # 2
+ORDER_PHASE_FAILED: OrderPhase.ValueType  # 3
+"""`message` says why, in words for an operator."""
+Global___OrderPhase: _TypeAlias = OrderPhase  # noqa: Y015
 
 class _WorkFailureKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -89,6 +143,7 @@ class ConnectRequest(_message.Message):
     COMPLETION_FIELD_NUMBER: _builtins.int
     PROBE_ECHO_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    ORDER_UPDATE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Rises by one with each fact that must not be lost (completions). 0: may be lost (samples,
     tokens, echoes). After a reconnect the node resends everything above acked_sequence, so the
@@ -112,6 +167,10 @@ class ConnectRequest(_message.Message):
     def goodbye(self) -> Global___Goodbye:
         """The agent stops taking work, finishes what it has and goes."""
 
+    @_builtins.property
+    def order_update(self) -> Global___OrderUpdate:
+        """How a ModelOrder or a CalibrateOrder goes; the last one of an order is numbered."""
+
     def __init__(
         self,
         *,
@@ -123,12 +182,13 @@ class ConnectRequest(_message.Message):
         completion: Global___Completion | None = ...,
         probe_echo: Global___ProbeEcho | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        order_update: Global___OrderUpdate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "goodbye", b"goodbye", "health", b"health", "hello", b"hello", "message", b"message", "models", b"models", "probe_echo", b"probe_echo", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "goodbye", b"goodbye", "health", b"health", "hello", b"hello", "message", b"message", "models", b"models", "order_update", b"order_update", "probe_echo", b"probe_echo", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "goodbye", b"goodbye", "health", b"health", "hello", b"hello", "message", b"message", "models", b"models", "probe_echo", b"probe_echo", "progress", b"progress", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "goodbye", b"goodbye", "health", b"health", "hello", b"hello", "message", b"message", "models", b"models", "order_update", b"order_update", "probe_echo", b"probe_echo", "progress", b"progress", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "health", "models", "progress", "completion", "probe_echo", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "health", "models", "progress", "completion", "probe_echo", "goodbye", "order_update"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -144,6 +204,8 @@ class ConnectResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     PROBE_FIELD_NUMBER: _builtins.int
+    MODEL_ORDER_FIELD_NUMBER: _builtins.int
+    CALIBRATE_FIELD_NUMBER: _builtins.int
     acked_sequence: _builtins.int
     """Everything up to here has arrived; the node may forget it."""
     @_builtins.property
@@ -158,6 +220,12 @@ class ConnectResponse(_message.Message):
 
     @_builtins.property
     def probe(self) -> Global___Probe: ...
+    @_builtins.property
+    def model_order(self) -> Global___ModelOrder:
+        """Ignored by agents that do not know it: the controller gives up after its own deadline."""
+
+    @_builtins.property
+    def calibrate(self) -> Global___CalibrateOrder: ...
     def __init__(
         self,
         *,
@@ -167,12 +235,14 @@ class ConnectResponse(_message.Message):
         cancel: Global___CancelWork | None = ...,
         drain: Global___DrainOrder | None = ...,
         probe: Global___Probe | None = ...,
+        model_order: Global___ModelOrder | None = ...,
+        calibrate: Global___CalibrateOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "message", b"message", "probe", b"probe", "welcome", b"welcome", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calibrate", b"calibrate", "cancel", b"cancel", "drain", b"drain", "message", b"message", "model_order", b"model_order", "probe", b"probe", "welcome", b"welcome", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_sequence", b"acked_sequence", "cancel", b"cancel", "drain", b"drain", "message", b"message", "probe", b"probe", "welcome", b"welcome", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_sequence", b"acked_sequence", "calibrate", b"calibrate", "cancel", b"cancel", "drain", b"drain", "message", b"message", "model_order", b"model_order", "probe", b"probe", "welcome", b"welcome", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "work", "cancel", "drain", "probe"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "work", "cancel", "drain", "probe", "model_order", "calibrate"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -272,6 +342,9 @@ class StaticAttributes(_message.Message):
     POWER_SOURCE_FIELD_NUMBER: _builtins.int
     TRANSMIT_WATTS_FIELD_NUMBER: _builtins.int
     RECEIVE_WATTS_FIELD_NUMBER: _builtins.int
+    IS_LINK_METERED_FIELD_NUMBER: _builtins.int
+    RECEIVE_USD_PER_GIGABYTE_FIELD_NUMBER: _builtins.int
+    TRANSMIT_USD_PER_GIGABYTE_FIELD_NUMBER: _builtins.int
     kind: _types_pb2.NodeKind.ValueType
     hardware: _builtins.str
     """What the node is, for people: "Raspberry Pi 5 Model B Rev 1.0"."""
@@ -287,6 +360,11 @@ class StaticAttributes(_message.Message):
     transmit_watts: _builtins.float
     """Extra power of the link while it sends and receives. Absent: counted as none."""
     receive_watts: _builtins.float
+    is_link_metered: _builtins.bool
+    """True: traffic on this link costs money or is capped, so nothing is sent merely to measure it."""
+    receive_usd_per_gigabyte: _builtins.float
+    """Price of bytes on the link, from the controller to the node and back. Absent: none."""
+    transmit_usd_per_gigabyte: _builtins.float
     def __init__(
         self,
         *,
@@ -302,17 +380,24 @@ class StaticAttributes(_message.Message):
         power_source: _types_pb2.PowerSource.ValueType = ...,
         transmit_watts: _builtins.float | None = ...,
         receive_watts: _builtins.float | None = ...,
+        is_link_metered: _builtins.bool = ...,
+        receive_usd_per_gigabyte: _builtins.float | None = ...,
+        transmit_usd_per_gigabyte: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_watts", b"_idle_watts", "_max_watts", b"_max_watts", "_receive_watts", b"_receive_watts", "_transmit_watts", b"_transmit_watts", "idle_watts", b"idle_watts", "max_watts", b"max_watts", "receive_watts", b"receive_watts", "transmit_watts", b"transmit_watts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_watts", b"_idle_watts", "_max_watts", b"_max_watts", "_receive_usd_per_gigabyte", b"_receive_usd_per_gigabyte", "_receive_watts", b"_receive_watts", "_transmit_usd_per_gigabyte", b"_transmit_usd_per_gigabyte", "_transmit_watts", b"_transmit_watts", "idle_watts", b"idle_watts", "max_watts", b"max_watts", "receive_usd_per_gigabyte", b"receive_usd_per_gigabyte", "receive_watts", b"receive_watts", "transmit_usd_per_gigabyte", b"transmit_usd_per_gigabyte", "transmit_watts", b"transmit_watts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_watts", b"_idle_watts", "_max_watts", b"_max_watts", "_receive_watts", b"_receive_watts", "_transmit_watts", b"_transmit_watts", "agent_version", b"agent_version", "cpu_cores", b"cpu_cores", "engine_version", b"engine_version", "hardware", b"hardware", "idle_watts", b"idle_watts", "kind", b"kind", "max_watts", b"max_watts", "memory_bytes", b"memory_bytes", "operating_system", b"operating_system", "power_source", b"power_source", "receive_watts", b"receive_watts", "transmit_watts", b"transmit_watts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_watts", b"_idle_watts", "_max_watts", b"_max_watts", "_receive_usd_per_gigabyte", b"_receive_usd_per_gigabyte", "_receive_watts", b"_receive_watts", "_transmit_usd_per_gigabyte", b"_transmit_usd_per_gigabyte", "_transmit_watts", b"_transmit_watts", "agent_version", b"agent_version", "cpu_cores", b"cpu_cores", "engine_version", b"engine_version", "hardware", b"hardware", "idle_watts", b"idle_watts", "is_link_metered", b"is_link_metered", "kind", b"kind", "max_watts", b"max_watts", "memory_bytes", b"memory_bytes", "operating_system", b"operating_system", "power_source", b"power_source", "receive_usd_per_gigabyte", b"receive_usd_per_gigabyte", "receive_watts", b"receive_watts", "transmit_usd_per_gigabyte", b"transmit_usd_per_gigabyte", "transmit_watts", b"transmit_watts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__idle_watts: _TypeAlias = _typing.Literal["idle_watts"]  # noqa: Y015
     _WhichOneofArgType__idle_watts: _TypeAlias = _typing.Literal["_idle_watts", b"_idle_watts"]  # noqa: Y015
     _WhichOneofReturnType__max_watts: _TypeAlias = _typing.Literal["max_watts"]  # noqa: Y015
     _WhichOneofArgType__max_watts: _TypeAlias = _typing.Literal["_max_watts", b"_max_watts"]  # noqa: Y015
+    _WhichOneofReturnType__receive_usd_per_gigabyte: _TypeAlias = _typing.Literal["receive_usd_per_gigabyte"]  # noqa: Y015
+    _WhichOneofArgType__receive_usd_per_gigabyte: _TypeAlias = _typing.Literal["_receive_usd_per_gigabyte", b"_receive_usd_per_gigabyte"]  # noqa: Y015
     _WhichOneofReturnType__receive_watts: _TypeAlias = _typing.Literal["receive_watts"]  # noqa: Y015
     _WhichOneofArgType__receive_watts: _TypeAlias = _typing.Literal["_receive_watts", b"_receive_watts"]  # noqa: Y015
+    _WhichOneofReturnType__transmit_usd_per_gigabyte: _TypeAlias = _typing.Literal["transmit_usd_per_gigabyte"]  # noqa: Y015
+    _WhichOneofArgType__transmit_usd_per_gigabyte: _TypeAlias = _typing.Literal["_transmit_usd_per_gigabyte", b"_transmit_usd_per_gigabyte"]  # noqa: Y015
     _WhichOneofReturnType__transmit_watts: _TypeAlias = _typing.Literal["transmit_watts"]  # noqa: Y015
     _WhichOneofArgType__transmit_watts: _TypeAlias = _typing.Literal["_transmit_watts", b"_transmit_watts"]  # noqa: Y015
     @_typing.overload
@@ -320,7 +405,11 @@ class StaticAttributes(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_watts) -> _WhichOneofReturnType__max_watts | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__receive_usd_per_gigabyte) -> _WhichOneofReturnType__receive_usd_per_gigabyte | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__receive_watts) -> _WhichOneofReturnType__receive_watts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transmit_usd_per_gigabyte) -> _WhichOneofReturnType__transmit_usd_per_gigabyte | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__transmit_watts) -> _WhichOneofReturnType__transmit_watts | None: ...
 
@@ -364,6 +453,11 @@ class ModelState(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     CHARACTERS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     IS_BASE_MODEL_FIELD_NUMBER: _builtins.int
+    REFUSES_RAW_PROMPTS_FIELD_NUMBER: _builtins.int
+    IS_PINNED_FIELD_NUMBER: _builtins.int
+    PROGRESS_RATIO_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    SUPPORTS_RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     family: _builtins.str
     parameters_billions: _builtins.float
@@ -382,6 +476,16 @@ class ModelState(_message.Message):
     """Vocabulary statistics: mean characters of English text in one token. Absent: unknown."""
     is_base_model: _builtins.bool
     """True: trained to continue text, not tuned to follow instructions."""
+    refuses_raw_prompts: _builtins.bool
+    """True: only chats, since what answers has no way to decode a raw prompt."""
+    is_pinned: _builtins.bool
+    """True: never unloaded to make room or for being idle."""
+    progress_ratio: _builtins.float
+    """While downloading or loading, 0 to 1. Absent: unknown."""
+    resident_bytes: _builtins.int
+    """Memory that it takes while loaded. Absent: unknown."""
+    supports_response_format: _builtins.bool
+    """True: keeps a ResponseFormat."""
     @_builtins.property
     def calibration(self) -> Global___Calibration:
         """Absent until measured."""
@@ -405,14 +509,28 @@ class ModelState(_message.Message):
         has_chat_template: _builtins.bool = ...,
         characters_per_token: _builtins.float | None = ...,
         is_base_model: _builtins.bool = ...,
+        refuses_raw_prompts: _builtins.bool = ...,
+        is_pinned: _builtins.bool = ...,
+        progress_ratio: _builtins.float | None = ...,
+        resident_bytes: _builtins.int | None = ...,
+        supports_response_format: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "price", b"price"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "_progress_ratio", b"_progress_ratio", "_resident_bytes", b"_resident_bytes", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "price", b"price", "progress_ratio", b"progress_ratio", "resident_bytes", b"resident_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "context_tokens", b"context_tokens", "digest", b"digest", "family", b"family", "has_chat_template", b"has_chat_template", "is_base_model", b"is_base_model", "issue", b"issue", "name", b"name", "parameters_billions", b"parameters_billions", "phase", b"phase", "price", b"price", "quantisation", b"quantisation", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token", "_progress_ratio", b"_progress_ratio", "_resident_bytes", b"_resident_bytes", "calibration", b"calibration", "characters_per_token", b"characters_per_token", "context_tokens", b"context_tokens", "digest", b"digest", "family", b"family", "has_chat_template", b"has_chat_template", "is_base_model", b"is_base_model", "is_pinned", b"is_pinned", "issue", b"issue", "name", b"name", "parameters_billions", b"parameters_billions", "phase", b"phase", "price", b"price", "progress_ratio", b"progress_ratio", "quantisation", b"quantisation", "refuses_raw_prompts", b"refuses_raw_prompts", "resident_bytes", b"resident_bytes", "slots", b"slots", "supports_response_format", b"supports_response_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__characters_per_token: _TypeAlias = _typing.Literal["characters_per_token"]  # noqa: Y015
     _WhichOneofArgType__characters_per_token: _TypeAlias = _typing.Literal["_characters_per_token", b"_characters_per_token"]  # noqa: Y015
+    _WhichOneofReturnType__progress_ratio: _TypeAlias = _typing.Literal["progress_ratio"]  # noqa: Y015
+    _WhichOneofArgType__progress_ratio: _TypeAlias = _typing.Literal["_progress_ratio", b"_progress_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__resident_bytes: _TypeAlias = _typing.Literal["resident_bytes"]  # noqa: Y015
+    _WhichOneofArgType__resident_bytes: _TypeAlias = _typing.Literal["_resident_bytes", b"_resident_bytes"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__characters_per_token) -> _WhichOneofReturnType__characters_per_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress_ratio) -> _WhichOneofReturnType__progress_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__resident_bytes) -> _WhichOneofReturnType__resident_bytes | None: ...
 
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
@@ -426,6 +544,12 @@ class Calibration(_message.Message):
     DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     SATURATED_DECODE_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
     UTILISATION_RATIO_FIELD_NUMBER: _builtins.int
+    LOAD_WATTS_FIELD_NUMBER: _builtins.int
+    MEASURED_SLOTS_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    POWER_MODE_FIELD_NUMBER: _builtins.int
+    PREFILL_JOULES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    DECODE_JOULES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     prefill_tokens_per_second: _builtins.float
     decode_tokens_per_second: _builtins.float
     """One sequence alone."""
@@ -433,6 +557,16 @@ class Calibration(_message.Message):
     """All slots busy, together."""
     utilisation_ratio: _builtins.float
     """Share of the power range in use under load, 0 to 1."""
+    load_watts: _builtins.float
+    """Whole-board power while all slots decoded. Absent: not measured."""
+    measured_slots: _builtins.int
+    """Sequences that decoded at once when saturated_decode_tokens_per_second was measured."""
+    engine_version: _builtins.str
+    """What the measurement holds for, beside hardware and file digest. Empty: unknown."""
+    power_mode: _builtins.str
+    prefill_joules_per_token: _builtins.float
+    """Above idle, per token, from the node's own energy counters. Absent: not measured."""
+    decode_joules_per_token: _builtins.float
     def __init__(
         self,
         *,
@@ -440,12 +574,29 @@ class Calibration(_message.Message):
         decode_tokens_per_second: _builtins.float = ...,
         saturated_decode_tokens_per_second: _builtins.float = ...,
         utilisation_ratio: _builtins.float = ...,
+        load_watts: _builtins.float | None = ...,
+        measured_slots: _builtins.int = ...,
+        engine_version: _builtins.str = ...,
+        power_mode: _builtins.str = ...,
+        prefill_joules_per_token: _builtins.float | None = ...,
+        decode_joules_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "decode_joules_per_token", b"decode_joules_per_token", "load_watts", b"load_watts", "prefill_joules_per_token", b"prefill_joules_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_tokens_per_second", b"decode_tokens_per_second", "prefill_tokens_per_second", b"prefill_tokens_per_second", "saturated_decode_tokens_per_second", b"saturated_decode_tokens_per_second", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "decode_joules_per_token", b"decode_joules_per_token", "decode_tokens_per_second", b"decode_tokens_per_second", "engine_version", b"engine_version", "load_watts", b"load_watts", "measured_slots", b"measured_slots", "power_mode", b"power_mode", "prefill_joules_per_token", b"prefill_joules_per_token", "prefill_tokens_per_second", b"prefill_tokens_per_second", "saturated_decode_tokens_per_second", b"saturated_decode_tokens_per_second", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__decode_joules_per_token: _TypeAlias = _typing.Literal["decode_joules_per_token"]  # noqa: Y015
+    _WhichOneofArgType__decode_joules_per_token: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token"]  # noqa: Y015
+    _WhichOneofReturnType__load_watts: _TypeAlias = _typing.Literal["load_watts"]  # noqa: Y015
+    _WhichOneofArgType__load_watts: _TypeAlias = _typing.Literal["_load_watts", b"_load_watts"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_joules_per_token: _TypeAlias = _typing.Literal["prefill_joules_per_token"]  # noqa: Y015
+    _WhichOneofArgType__prefill_joules_per_token: _TypeAlias = _typing.Literal["_prefill_joules_per_token", b"_prefill_joules_per_token"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_joules_per_token) -> _WhichOneofReturnType__decode_joules_per_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load_watts) -> _WhichOneofReturnType__load_watts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_joules_per_token) -> _WhichOneofReturnType__prefill_joules_per_token | None: ...
 
 Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
 
@@ -488,6 +639,9 @@ class HealthSample(_message.Message):
     IS_THROTTLED_FIELD_NUMBER: _builtins.int
     LOADS_FIELD_NUMBER: _builtins.int
     ISSUES_FIELD_NUMBER: _builtins.int
+    POWER_MODE_FIELD_NUMBER: _builtins.int
+    GPU_UTILISATION_RATIO_FIELD_NUMBER: _builtins.int
+    ENERGY_TODAY_JOULES_FIELD_NUMBER: _builtins.int
     uptime_seconds: _builtins.float
     cpu_utilisation_ratio: _builtins.float
     """CPU busy over the sampling interval, 0 to 1."""
@@ -498,6 +652,12 @@ class HealthSample(_message.Message):
     power_source: _types_pb2.PowerSource.ValueType
     is_throttled: _builtins.bool
     """Absent: the board cannot tell."""
+    power_mode: _builtins.str
+    """The board's power mode, such as nvpmodel's "15W". Empty: it has none."""
+    gpu_utilisation_ratio: _builtins.float
+    """Absent: no graphics processor, or it cannot tell."""
+    energy_today_joules: _builtins.float
+    """Since midnight of the node's own clock. Absent: neither sensor nor power model."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -519,17 +679,28 @@ class HealthSample(_message.Message):
         is_throttled: _builtins.bool | None = ...,
         loads: _abc.Iterable[Global___ModelLoad] | None = ...,
         issues: _abc.Iterable[_builtins.str] | None = ...,
+        power_mode: _builtins.str = ...,
+        gpu_utilisation_ratio: _builtins.float | None = ...,
+        energy_today_joules: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "is_throttled", b"is_throttled", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules", "_gpu_utilisation_ratio", b"_gpu_utilisation_ratio", "_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "energy_today_joules", b"energy_today_joules", "gpu_utilisation_ratio", b"gpu_utilisation_ratio", "is_throttled", b"is_throttled", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "cpu_utilisation_ratio", b"cpu_utilisation_ratio", "is_throttled", b"is_throttled", "issues", b"issues", "loads", b"loads", "memory_available_bytes", b"memory_available_bytes", "power_source", b"power_source", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules", "_gpu_utilisation_ratio", b"_gpu_utilisation_ratio", "_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "cpu_utilisation_ratio", b"cpu_utilisation_ratio", "energy_today_joules", b"energy_today_joules", "gpu_utilisation_ratio", b"gpu_utilisation_ratio", "is_throttled", b"is_throttled", "issues", b"issues", "loads", b"loads", "memory_available_bytes", b"memory_available_bytes", "power_mode", b"power_mode", "power_source", b"power_source", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__energy_today_joules: _TypeAlias = _typing.Literal["energy_today_joules"]  # noqa: Y015
+    _WhichOneofArgType__energy_today_joules: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_utilisation_ratio: _TypeAlias = _typing.Literal["gpu_utilisation_ratio"]  # noqa: Y015
+    _WhichOneofArgType__gpu_utilisation_ratio: _TypeAlias = _typing.Literal["_gpu_utilisation_ratio", b"_gpu_utilisation_ratio"]  # noqa: Y015
     _WhichOneofReturnType__is_throttled: _TypeAlias = _typing.Literal["is_throttled"]  # noqa: Y015
     _WhichOneofArgType__is_throttled: _TypeAlias = _typing.Literal["_is_throttled", b"_is_throttled"]  # noqa: Y015
     _WhichOneofReturnType__power_watts: _TypeAlias = _typing.Literal["power_watts"]  # noqa: Y015
     _WhichOneofArgType__power_watts: _TypeAlias = _typing.Literal["_power_watts", b"_power_watts"]  # noqa: Y015
     _WhichOneofReturnType__temperature_celsius: _TypeAlias = _typing.Literal["temperature_celsius"]  # noqa: Y015
     _WhichOneofArgType__temperature_celsius: _TypeAlias = _typing.Literal["_temperature_celsius", b"_temperature_celsius"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_today_joules) -> _WhichOneofReturnType__energy_today_joules | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_utilisation_ratio) -> _WhichOneofReturnType__gpu_utilisation_ratio | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__is_throttled) -> _WhichOneofReturnType__is_throttled | None: ...
     @_typing.overload
@@ -577,6 +748,8 @@ class WorkOrder(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TIME_LIMIT_SECONDS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     """1 for the first dispatch, rising with each dispatch elsewhere or anew."""
@@ -584,10 +757,13 @@ class WorkOrder(_message.Message):
     prompt: _builtins.str
     time_limit_seconds: _builtins.float
     """The node gives up when the answer is not done by then, counted from arrival."""
+    session_id: _builtins.str
     @_builtins.property
     def chat(self) -> _types_pb2.Chat: ...
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParameters: ...
+    @_builtins.property
+    def response_format(self) -> _types_pb2.ResponseFormat: ...
     def __init__(
         self,
         *,
@@ -598,10 +774,12 @@ class WorkOrder(_message.Message):
         prompt: _builtins.str = ...,
         sampling: _types_pb2.SamplingParameters | None = ...,
         time_limit_seconds: _builtins.float = ...,
+        response_format: _types_pb2.ResponseFormat | None = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "time_limit_seconds", b"time_limit_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "response_format", b"response_format", "sampling", b"sampling", "session_id", b"session_id", "time_limit_seconds", b"time_limit_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "prompt"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -658,6 +836,33 @@ class Probe(_message.Message):
 
     NONCE_FIELD_NUMBER: _builtins.int
     PADDING_FIELD_NUMBER: _builtins.int
+    ECHO_BYTES_FIELD_NUMBER: _builtins.int
+    nonce: _builtins.int
+    padding: _builtins.bytes
+    """Measures goodput to the node by how much later than an empty probe the echo comes."""
+    echo_bytes: _builtins.int
+    """The echo carries this many bytes of padding, which measures the way back; at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        nonce: _builtins.int = ...,
+        padding: _builtins.bytes = ...,
+        echo_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo_bytes", b"echo_bytes", "nonce", b"nonce", "padding", b"padding"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Probe: _TypeAlias = Probe  # noqa: Y015
+
+@_typing.final
+class ProbeEcho(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NONCE_FIELD_NUMBER: _builtins.int
+    PADDING_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     padding: _builtins.bytes
     def __init__(
@@ -672,26 +877,106 @@ class Probe(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Probe: _TypeAlias = Probe  # noqa: Y015
+Global___ProbeEcho: _TypeAlias = ProbeEcho  # noqa: Y015
 
 @_typing.final
-class ProbeEcho(_message.Message):
+class ModelOrder(_message.Message):
+    """Idempotent: a node that knows order_id already only reports where it stands."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    NONCE_FIELD_NUMBER: _builtins.int
-    nonce: _builtins.int
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    action: Global___ModelAction.ValueType
+    model: _builtins.str
+    """The name in the node's catalogue."""
+    slots: _builtins.int
+    """For LOAD. Absent: the node's own settings for that model, else its defaults."""
+    context_tokens: _builtins.int
     def __init__(
         self,
         *,
-        nonce: _builtins.int = ...,
+        order_id: _builtins.str = ...,
+        action: Global___ModelAction.ValueType = ...,
+        model: _builtins.str = ...,
+        slots: _builtins.int | None = ...,
+        context_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_slots", b"_slots", "context_tokens", b"context_tokens", "slots", b"slots"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens", "_slots", b"_slots", "action", b"action", "context_tokens", b"context_tokens", "model", b"model", "order_id", b"order_id", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__context_tokens: _TypeAlias = _typing.Literal["context_tokens"]  # noqa: Y015
+    _WhichOneofArgType__context_tokens: _TypeAlias = _typing.Literal["_context_tokens", b"_context_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__slots: _TypeAlias = _typing.Literal["slots"]  # noqa: Y015
+    _WhichOneofArgType__slots: _TypeAlias = _typing.Literal["_slots", b"_slots"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__context_tokens) -> _WhichOneofReturnType__context_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slots) -> _WhichOneofReturnType__slots | None: ...
+
+Global___ModelOrder: _TypeAlias = ModelOrder  # noqa: Y015
+
+@_typing.final
+class CalibrateOrder(_message.Message):
+    """Measures the speed of loaded models anew, one after the other, between requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    model: _builtins.str
+    """Empty: every loaded model."""
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "order_id", b"order_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ProbeEcho: _TypeAlias = ProbeEcho  # noqa: Y015
+Global___CalibrateOrder: _TypeAlias = CalibrateOrder  # noqa: Y015
+
+@_typing.final
+class OrderUpdate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PROGRESS_RATIO_FIELD_NUMBER: _builtins.int
+    order_id: _builtins.str
+    phase: Global___OrderPhase.ValueType
+    message: _builtins.str
+    """What is being done: "downloading", "loading", "measuring its speed"."""
+    progress_ratio: _builtins.float
+    """0 to 1. Absent: unknown."""
+    def __init__(
+        self,
+        *,
+        order_id: _builtins.str = ...,
+        phase: Global___OrderPhase.ValueType = ...,
+        message: _builtins.str = ...,
+        progress_ratio: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_progress_ratio", b"_progress_ratio", "progress_ratio", b"progress_ratio"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress_ratio", b"_progress_ratio", "message", b"message", "order_id", b"order_id", "phase", b"phase", "progress_ratio", b"progress_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__progress_ratio: _TypeAlias = _typing.Literal["progress_ratio"]  # noqa: Y015
+    _WhichOneofArgType__progress_ratio: _TypeAlias = _typing.Literal["_progress_ratio", b"_progress_ratio"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress_ratio) -> _WhichOneofReturnType__progress_ratio | None: ...
+
+Global___OrderUpdate: _TypeAlias = OrderUpdate  # noqa: Y015
 
 @_typing.final
 class WorkProgress(_message.Message):

@@ -387,6 +387,7 @@ class Account(_message.Message):
     MEASURED_FINISH_SECONDS_FIELD_NUMBER: _builtins.int
     COST_USD_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    QUERY_CLASS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     batch_id: _builtins.str
     node_id: _builtins.str
@@ -402,6 +403,8 @@ class Account(_message.Message):
     measured_finish_seconds: _builtins.float
     cost_usd: _builtins.float
     attempts: _builtins.int
+    query_class: _builtins.str
+    """The class that the query classifier gave. Empty: not classified."""
     @_builtins.property
     def usage(self) -> _types_pb2.Usage: ...
     def __init__(
@@ -421,10 +424,11 @@ class Account(_message.Message):
         measured_finish_seconds: _builtins.float = ...,
         cost_usd: _builtins.float = ...,
         attempts: _builtins.int = ...,
+        query_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch_id", b"batch_id", "cost_usd", b"cost_usd", "finish_reason", b"finish_reason", "first_token_seconds", b"first_token_seconds", "measured_finish_seconds", b"measured_finish_seconds", "model", b"model", "node_id", b"node_id", "policy", b"policy", "predicted_finish_seconds", b"predicted_finish_seconds", "request_id", b"request_id", "total_seconds", b"total_seconds", "usage", b"usage", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch_id", b"batch_id", "cost_usd", b"cost_usd", "finish_reason", b"finish_reason", "first_token_seconds", b"first_token_seconds", "measured_finish_seconds", b"measured_finish_seconds", "model", b"model", "node_id", b"node_id", "policy", b"policy", "predicted_finish_seconds", b"predicted_finish_seconds", "query_class", b"query_class", "request_id", b"request_id", "total_seconds", b"total_seconds", "usage", b"usage", "window_seconds", b"window_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pointsman/v1/types.proto\x12\x0cpointsman.v1\"\xdf\x01\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.pointsman.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x04 \x01(\tH\x00\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .pointsman.v1.SamplingParameters\x12\x35\n\x0b\x63onstraints\x18\x06 \x01(\x0b\x32 .pointsman.v1.RequestConstraintsB\x07\n\x05input\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pointsman.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xcc\x01\n\x12SamplingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\tB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"\xbf\x01\n\x12RequestConstraints\x12\x1e\n\x11min_quality_ratio\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rmax_price_usd\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tedge_only\x18\x04 \x01(\x08\x42\x14\n\x12_min_quality_ratioB\x13\n\x11_deadline_secondsB\x10\n\x0e_max_price_usd\"O\n\x10ObjectiveWeights\x12\x0f\n\x07quality\x18\x01 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x0e\n\x06\x65nergy\x18\x03 \x01(\x01\x12\x0c\n\x04time\x18\x04 \x01(\x01\"\xe1\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x05 \x01(\x01\x12\x1a\n\renergy_joules\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\renergy_source\x18\x07 \x01(\x0e\x32\x19.pointsman.v1.PowerSourceB\x10\n\x0e_energy_joules*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04*\xbc\x01\n\x0bPowerSource\x12\x1c\n\x18POWER_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n\x11POWER_SOURCE_NONE\x10\x01\x12\x19\n\x15POWER_SOURCE_ESTIMATE\x10\x02\x12\x15\n\x11POWER_SOURCE_RAPL\x10\x03\x12\x18\n\x14POWER_SOURCE_INA3221\x10\x04\x12\x15\n\x11POWER_SOURCE_NVML\x10\x05\x12\x15\n\x11POWER_SOURCE_PMIC\x10\x06*N\n\x08NodeKind\x12\x19\n\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eNODE_KIND_EDGE\x10\x01\x12\x13\n\x0fNODE_KIND_CLOUD\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pointsman/v1/types.proto\x12\x0cpointsman.v1\"\xaa\x02\n\x10InferenceRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.pointsman.v1.ChatH\x00\x12\x10\n\x06prompt\x18\x04 \x01(\tH\x00\x12\x32\n\x08sampling\x18\x05 \x01(\x0b\x32 .pointsman.v1.SamplingParameters\x12\x35\n\x0b\x63onstraints\x18\x06 \x01(\x0b\x32 .pointsman.v1.RequestConstraints\x12\x35\n\x0fresponse_format\x18\x07 \x01(\x0b\x32\x1c.pointsman.v1.ResponseFormat\x12\x12\n\nsession_id\x18\x08 \x01(\tB\x07\n\x05input\"[\n\x0eResponseFormat\x12\x15\n\x0bjson_object\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x42\x08\n\x06\x66ormat\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.pointsman.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xcc\x01\n\x12SamplingParameters\x12\x17\n\nmax_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x06 \x03(\tB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seed\"\xbf\x01\n\x12RequestConstraints\x12\x1e\n\x11min_quality_ratio\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10\x64\x65\x61\x64line_seconds\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rmax_price_usd\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tedge_only\x18\x04 \x01(\x08\x42\x14\n\x12_min_quality_ratioB\x13\n\x11_deadline_secondsB\x10\n\x0e_max_price_usd\"O\n\x10ObjectiveWeights\x12\x0f\n\x07quality\x18\x01 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x02 \x01(\x01\x12\x0e\n\x06\x65nergy\x18\x03 \x01(\x01\x12\x0c\n\x04time\x18\x04 \x01(\x01\"\xdd\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x05 \x01(\x01\x12\x1a\n\renergy_joules\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\renergy_source\x18\x07 \x01(\x0e\x32\x19.pointsman.v1.PowerSource\x12\x1b\n\x0eprefill_joules\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\rdecode_joules\x18\t \x01(\x01H\x02\x88\x01\x01\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\n \x01(\x05\x42\x10\n\x0e_energy_joulesB\x11\n\x0f_prefill_joulesB\x10\n\x0e_decode_joules*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04*\xbc\x01\n\x0bPowerSource\x12\x1c\n\x18POWER_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n\x11POWER_SOURCE_NONE\x10\x01\x12\x19\n\x15POWER_SOURCE_ESTIMATE\x10\x02\x12\x15\n\x11POWER_SOURCE_RAPL\x10\x03\x12\x18\n\x14POWER_SOURCE_INA3221\x10\x04\x12\x15\n\x11POWER_SOURCE_NVML\x10\x05\x12\x15\n\x11POWER_SOURCE_PMIC\x10\x06*N\n\x08NodeKind\x12\x19\n\x15NODE_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eNODE_KIND_EDGE\x10\x01\x12\x13\n\x0fNODE_KIND_CLOUD\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pointsman.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1078
-  _globals['_FINISHREASON']._serialized_end=1228
-  _globals['_POWERSOURCE']._serialized_start=1231
-  _globals['_POWERSOURCE']._serialized_end=1419
-  _globals['_NODEKIND']._serialized_start=1421
-  _globals['_NODEKIND']._serialized_end=1499
+  _globals['_FINISHREASON']._serialized_start=1370
+  _globals['_FINISHREASON']._serialized_end=1520
+  _globals['_POWERSOURCE']._serialized_start=1523
+  _globals['_POWERSOURCE']._serialized_end=1711
+  _globals['_NODEKIND']._serialized_start=1713
+  _globals['_NODEKIND']._serialized_end=1791
   _globals['_INFERENCEREQUEST']._serialized_start=43
-  _globals['_INFERENCEREQUEST']._serialized_end=266
-  _globals['_CHAT']._serialized_start=268
-  _globals['_CHAT']._serialized_end=319
-  _globals['_CHATMESSAGE']._serialized_start=321
-  _globals['_CHATMESSAGE']._serialized_end=365
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=368
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=572
-  _globals['_REQUESTCONSTRAINTS']._serialized_start=575
-  _globals['_REQUESTCONSTRAINTS']._serialized_end=766
-  _globals['_OBJECTIVEWEIGHTS']._serialized_start=768
-  _globals['_OBJECTIVEWEIGHTS']._serialized_end=847
-  _globals['_USAGE']._serialized_start=850
-  _globals['_USAGE']._serialized_end=1075
+  _globals['_INFERENCEREQUEST']._serialized_end=341
+  _globals['_RESPONSEFORMAT']._serialized_start=343
+  _globals['_RESPONSEFORMAT']._serialized_end=434
+  _globals['_CHAT']._serialized_start=436
+  _globals['_CHAT']._serialized_end=487
+  _globals['_CHATMESSAGE']._serialized_start=489
+  _globals['_CHATMESSAGE']._serialized_end=533
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=536
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=740
+  _globals['_REQUESTCONSTRAINTS']._serialized_start=743
+  _globals['_REQUESTCONSTRAINTS']._serialized_end=934
+  _globals['_OBJECTIVEWEIGHTS']._serialized_start=936
+  _globals['_OBJECTIVEWEIGHTS']._serialized_end=1015
+  _globals['_USAGE']._serialized_start=1018
+  _globals['_USAGE']._serialized_end=1367
 # @@protoc_insertion_point(module_scope)

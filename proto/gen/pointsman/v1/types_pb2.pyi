@@ -105,17 +105,27 @@ class InferenceRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the client so that a repeat can be recognised. Empty: the controller chooses one."""
     model: _builtins.str
     """The model's name in the catalogue. Empty or "auto": the controller chooses the model as well."""
     prompt: _builtins.str
+    session_id: _builtins.str
+    """Turns of one conversation carry the same id, so that the node that already holds its keys and
+    values can be preferred. Empty: no conversation. It never makes a destination infeasible.
+    """
     @_builtins.property
     def chat(self) -> Global___Chat: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters: ...
     @_builtins.property
     def constraints(self) -> Global___RequestConstraints: ...
+    @_builtins.property
+    def response_format(self) -> Global___ResponseFormat:
+        """What the answer must look like. Absent: free text."""
+
     def __init__(
         self,
         *,
@@ -125,16 +135,50 @@ class InferenceRequest(_message.Message):
         prompt: _builtins.str = ...,
         sampling: Global___SamplingParameters | None = ...,
         constraints: Global___RequestConstraints | None = ...,
+        response_format: Global___ResponseFormat | None = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "constraints", b"constraints", "input", b"input", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "constraints", b"constraints", "input", b"input", "prompt", b"prompt", "response_format", b"response_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "constraints", b"constraints", "input", b"input", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "constraints", b"constraints", "input", b"input", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "response_format", b"response_format", "sampling", b"sampling", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "prompt"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
 Global___InferenceRequest: _TypeAlias = InferenceRequest  # noqa: Y015
+
+@_typing.final
+class ResponseFormat(_message.Message):
+    """A constraint on the text itself, kept by the engine token by token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """True: any JSON object."""
+    json_schema: _builtins.str
+    """A JSON Schema, as JSON text."""
+    grammar: _builtins.str
+    """A grammar in llama.cpp's GBNF, with a rule named root."""
+    def __init__(
+        self,
+        *,
+        json_object: _builtins.bool = ...,
+        json_schema: _builtins.str = ...,
+        grammar: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_object", "json_schema", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
+
+Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
@@ -332,6 +376,9 @@ class Usage(_message.Message):
     DECODE_SECONDS_FIELD_NUMBER: _builtins.int
     ENERGY_JOULES_FIELD_NUMBER: _builtins.int
     ENERGY_SOURCE_FIELD_NUMBER: _builtins.int
+    PREFILL_JOULES_FIELD_NUMBER: _builtins.int
+    DECODE_JOULES_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     queue_seconds: _builtins.float
@@ -341,6 +388,11 @@ class Usage(_message.Message):
     energy_joules: _builtins.float
     """Absent when the node has neither a sensor nor a power model; never 0 for "unknown"."""
     energy_source: Global___PowerSource.ValueType
+    prefill_joules: _builtins.float
+    """How energy_joules splits between reading the prompt and writing the answer. Absent: unknown."""
+    decode_joules: _builtins.float
+    cached_prompt_tokens: _builtins.int
+    """Prompt tokens whose keys and values were still held from an earlier turn, so were not read anew."""
     def __init__(
         self,
         *,
@@ -351,13 +403,25 @@ class Usage(_message.Message):
         decode_seconds: _builtins.float = ...,
         energy_joules: _builtins.float | None = ...,
         energy_source: Global___PowerSource.ValueType = ...,
+        prefill_joules: _builtins.float | None = ...,
+        decode_joules: _builtins.float | None = ...,
+        cached_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "energy_joules", b"energy_joules"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules", "_energy_joules", b"_energy_joules", "_prefill_joules", b"_prefill_joules", "decode_joules", b"decode_joules", "energy_joules", b"energy_joules", "prefill_joules", b"prefill_joules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules", "completion_tokens", b"completion_tokens", "decode_seconds", b"decode_seconds", "energy_joules", b"energy_joules", "energy_source", b"energy_source", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules", "_energy_joules", b"_energy_joules", "_prefill_joules", b"_prefill_joules", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "decode_joules", b"decode_joules", "decode_seconds", b"decode_seconds", "energy_joules", b"energy_joules", "energy_source", b"energy_source", "prefill_joules", b"prefill_joules", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decode_joules: _TypeAlias = _typing.Literal["decode_joules"]  # noqa: Y015
+    _WhichOneofArgType__decode_joules: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules"]  # noqa: Y015
     _WhichOneofReturnType__energy_joules: _TypeAlias = _typing.Literal["energy_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_joules: _TypeAlias = _typing.Literal["_energy_joules", b"_energy_joules"]  # noqa: Y015
+    _WhichOneofReturnType__prefill_joules: _TypeAlias = _typing.Literal["prefill_joules"]  # noqa: Y015
+    _WhichOneofArgType__prefill_joules: _TypeAlias = _typing.Literal["_prefill_joules", b"_prefill_joules"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_joules) -> _WhichOneofReturnType__decode_joules | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__energy_joules) -> _WhichOneofReturnType__energy_joules | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_joules) -> _WhichOneofReturnType__prefill_joules | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
