@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 from google.protobuf.json_format import ParseDict
 
-from controller.cli import main, to_json
+from controller.cli import main
+from controller.commands.asking import to_json
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 NOWHERE = ["--controller", "127.0.0.1:1", "--insecure"]

@@ -1,0 +1,1 @@
+"""The commands of `edge-controller`, one module for each group of them."""
