@@ -1,7 +1,7 @@
 """Tables for people."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -180,6 +180,16 @@ def print_bench_rows(rows: "Sequence[BenchRow]") -> None:
             f"{row.decision_milliseconds_p50:.2f}",
             f"{row.decision_milliseconds_p95:.2f}",
         )
+    _console().print(table)
+
+
+def print_figures_table(rows: "Sequence[Mapping[str, object]]") -> None:
+    """Rows of the same figures, a column for each."""
+    table = Table()
+    for name in rows[0] if rows else ():
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     _console().print(table)
 
 

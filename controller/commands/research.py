@@ -224,6 +224,29 @@ def routing(
         print_bench_rows(rows)
 
 
+@bench.command("budget")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--decisions",
+    type=click.IntRange(min=5),
+    default=200,
+    show_default=True,
+    help="Of each size, queue and load.",
+)
+def bench_budget_command(as_json: bool, decisions: int) -> None:
+    """Measure whether `memetic` keeps to its time budget on a busy machine."""
+    from controller.bench.budget import bench_budget, rows_as_json
+    from controller.render import print_figures_table
+
+    rows = rows_as_json(
+        bench_budget(decisions=decisions, progress=lambda line: click.echo(line, err=True))
+    )
+    if as_json:
+        click.echo(json.dumps({"rows": rows}))
+    else:
+        print_figures_table(rows)
+
+
 @bench.command("embedding")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench_embedding_command(as_json: bool) -> None:

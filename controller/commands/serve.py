@@ -71,6 +71,9 @@ def serve(
     from controller.app import serve as run_controller
     from controller.errors import RouterError, UnknownPolicyError
     from controller.gateway.server import ListenError as HttpListenError
+    from controller.request_manager.decider import GIL_SWITCH_SECONDS
+
+    sys.setswitchinterval(GIL_SWITCH_SECONDS)
 
     def ready(listening: Listening) -> None:
         click.echo(

@@ -48,6 +48,10 @@ FALLBACK_POLICY: Final = "least-loaded"
 
 OFFLINE_POLICY: Final = "exact"
 
+GIL_SWITCH_SECONDS: Final = 0.0005
+"""The interpreter's switch interval while serving: with its default of 5 ms a policy whose search
+has ended waits for the event loop for half of a usual budget."""
+
 MAX_OTHERS: Final = 64
 """Destinations that an explanation names beside the chosen one."""
 

@@ -121,13 +121,22 @@ _clock_gettime: Final = _types.ExternalFunction(
 )
 
 
+TOLERATED_PAUSE_NANOSECONDS: Final = 1_000_000
+"""How late a search may be without anybody minding; a longer pause is kept in reserve."""
+
+
 class Limits(NamedTuple):
     """When a compiled search must stop.
 
     Attributes:
         clock: int64[2]; scratch for the clock.
         clock_id: of the monotonic clock on this platform.
-        deadline_nanoseconds: on that clock; negative for none.
+        deadline_nanoseconds: on that clock, of this part of the search; negative for none.
+        end_nanoseconds: of the whole search. It stops so much earlier that a pause as long as
+            the longest one may follow.
+        most_reserve_nanoseconds: the most that a long pause makes it stop earlier.
+        pauses: int64[2]; when the clock was last looked at, and the longest time between two
+            looks: on a busy machine the thread waits for a core meanwhile.
         max_evaluations: negative for none.
         evaluations: int64[1]; assignments and moves scored so far.
     """
@@ -135,16 +144,33 @@ class Limits(NamedTuple):
     clock: NDArray[np.int64]
     clock_id: int
     deadline_nanoseconds: int
+    end_nanoseconds: int
+    most_reserve_nanoseconds: int
+    pauses: NDArray[np.int64]
     max_evaluations: int
     evaluations: NDArray[np.int64]
 
 
-def limits_until(deadline_nanoseconds: int | None, max_evaluations: int | None) -> Limits:
-    """Limits with a fresh count. The deadline is on `time.monotonic_ns`."""
+def limits_until(
+    deadline_nanoseconds: int | None,
+    max_evaluations: int | None,
+    most_reserve_nanoseconds: int = 0,
+    expected_pause_nanoseconds: int = 0,
+) -> Limits:
+    """Limits with a fresh count. The deadline is on `time.monotonic_ns`.
+
+    Args:
+        most_reserve_nanoseconds: see `Limits`; 0 searches to the deadline.
+        expected_pause_nanoseconds: the longest pause that earlier searches have met.
+    """
+    end = -1 if deadline_nanoseconds is None else deadline_nanoseconds
     return Limits(
         clock=np.zeros(2, dtype=np.int64),
         clock_id=time.CLOCK_MONOTONIC,
-        deadline_nanoseconds=-1 if deadline_nanoseconds is None else deadline_nanoseconds,
+        deadline_nanoseconds=end,
+        end_nanoseconds=end,
+        most_reserve_nanoseconds=most_reserve_nanoseconds,
+        pauses=np.array([0, expected_pause_nanoseconds], dtype=np.int64),
         max_evaluations=-1 if max_evaluations is None else max_evaluations,
         evaluations=np.zeros(1, dtype=np.int64),
     )
@@ -164,7 +190,13 @@ def exhausted(limits: Limits) -> bool:
         return True
     if limits.deadline_nanoseconds < 0:
         return False
-    return bool(nanoseconds(limits) >= limits.deadline_nanoseconds)
+    now = nanoseconds(limits)
+    pauses = limits.pauses
+    if pauses[0] > 0:
+        pauses[1] = max(pauses[1], now - pauses[0])
+    pauses[0] = now
+    reserve = min(max(0, pauses[1] - TOLERATED_PAUSE_NANOSECONDS), limits.most_reserve_nanoseconds)
+    return bool(now >= limits.deadline_nanoseconds or now + reserve >= limits.end_nanoseconds)
 
 
 # xorshift64*: 8 bytes of state, the same numbers on every platform, no global state.
