@@ -90,6 +90,7 @@ def bench_routing(
     policies: Sequence[str] | None = None,
     peers: Sequence[str] = tuple(PEERS),
     seeds: int = 5,
+    first_seed: int = 0,
     short_budget_seconds: float = 0.01,
     long_budget_seconds: float = 0.05,
     reference_seconds: float = 10.0,
@@ -108,6 +109,7 @@ def bench_routing(
         policies: names; None takes all but `exact`.
         peers: other people's solvers; those not installed are left out, with a line that says so.
         seeds: problems of each size and queue.
+        first_seed: of the problems; those from 1000 on have tuned nothing.
         short_budget_seconds: for batches of at most `SMALL_BATCH` requests.
         long_budget_seconds: for greater ones.
         reference_seconds: for each reference of each problem.
@@ -129,7 +131,14 @@ def bench_routing(
         for queue in queues:
             budget = short_budget_seconds if size.requests <= SMALL_BATCH else long_budget_seconds
             rows += _measure(
-                size, queue, names, peers, seeds, budget, reference_seconds, normalisation
+                size,
+                queue,
+                names,
+                peers,
+                range(first_seed, first_seed + seeds),
+                budget,
+                reference_seconds,
+                normalisation,
             )
             progress(f"{size.name} {queue.value}: done")
     return rows
@@ -145,7 +154,7 @@ def _measure(
     queue: QueueModel,
     names: Sequence[str],
     peers: Sequence[str],
-    seeds: int,
+    seeds: range,
     budget_seconds: float,
     reference_seconds: float,
     normalisation: Normalisation,
@@ -154,7 +163,7 @@ def _measure(
     best_known: list[float] = []
     bounds: list[float] = []
     proven = 0
-    for seed in range(seeds):
+    for seed in seeds:
         problem = sample_problem(
             size.requests,
             size.nodes,

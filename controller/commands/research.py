@@ -186,6 +186,13 @@ def bench() -> None:
 @click.option("--policy", "policies", multiple=True, help="Only this policy; may be given again.")
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=1000,
+    show_default=True,
+    help="Of the problems; those from 1000 on have tuned nothing.",
+)
+@click.option(
     "--reference-seconds",
     type=click.FloatRange(min=0.1),
     default=10.0,
@@ -197,6 +204,7 @@ def routing(
     sizes: tuple[str, ...],
     policies: tuple[str, ...],
     seeds: int,
+    first_seed: int,
     reference_seconds: float,
 ) -> None:
     """Measure every policy's J, distance to the best known and the bound, and time."""
@@ -213,6 +221,7 @@ def routing(
             sizes=[known[name] for name in sizes] or SIZES,
             policies=policies or None,
             seeds=seeds,
+            first_seed=first_seed,
             reference_seconds=reference_seconds,
             progress=lambda line: click.echo(line, err=True),
         )
