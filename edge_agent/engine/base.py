@@ -11,6 +11,23 @@ from pathlib import Path
 from typing import Protocol
 
 
+class PrefixReuse(enum.Enum):
+    """Whose keys and values a request may start from instead of reading its prompt again.
+
+    What is reused is always what reading would have given, so it never shows in an answer; but a
+    client can time its first token and so learn that somebody has sent the same text before.
+    """
+
+    OFF = "off"
+    # Of a request with the same session_id, as far as the tokens are the same.
+    SESSION = "session"
+    # Of others too what comes before the first turn that is not the system's, all of it or
+    # nothing, so that a system prompt cannot be guessed piece by piece.
+    SYSTEM = "system"
+    # Of any request, as far as the tokens are the same: for a device with one client.
+    ANY = "any"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How one model is run.
@@ -25,6 +42,7 @@ class EngineSettings:
             this share of its threads' time and leaves the rest to whatever else the device does.
         chat_template: overrides the file's own template (Jinja); None uses the file's.
         load_deadline_seconds: None lets the engine scale one with the file's size.
+        prefix_reuse: whose keys and values a request may start from.
     """
 
     model_path: Path
@@ -35,6 +53,7 @@ class EngineSettings:
     cpu_share_ratio: float = 1.0
     chat_template: str | None = None
     load_deadline_seconds: float | None = None
+    prefix_reuse: PrefixReuse = PrefixReuse.SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,7 @@ class LoadedModel:
         characters_per_token: over a fixed English sample; for length estimates elsewhere.
         engine_version: such as "llama-cpp-python 0.3.36".
         resident_bytes: of the child after loading; None when unknown.
+        supports_response_format: False refuses every request with a `response_format`.
     """
 
     context_tokens: int
@@ -61,6 +81,7 @@ class LoadedModel:
     characters_per_token: float | None
     engine_version: str
     resident_bytes: int | None
+    supports_response_format: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +104,30 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
 
+class FormatKind(enum.Enum):
+    """What a `ResponseFormat` constrains an answer with."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """A constraint on the text itself, kept token by token.
+
+    An answer that ends with STOP for its own end keeps the format; one that ends with LENGTH, or
+    at a stop string, is the beginning of a text that would.
+
+    Attributes:
+        text: a JSON Schema as JSON text, or a grammar in llama.cpp's GBNF with a rule named
+            root; "" for any JSON object.
+    """
+
+    kind: FormatKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate.
@@ -90,11 +135,17 @@ class GenerationRequest:
     Attributes:
         key: unique among the requests that this engine has now.
         prompt: a raw prompt, or the turns of a chat to be rendered with the model's template.
+            A chat's text is text: what looks like a marker of the template in it is none.
+        response_format: what the answer must look like; None is free text.
+        session_id: the same for the turns of one conversation, so that a turn can start from the
+            one before (see `PrefixReuse`); "" is no conversation.
     """
 
     key: str
     prompt: str | Sequence[Message]
     sampling: Sampling = field(default_factory=Sampling)
+    response_format: ResponseFormat | None = None
+    session_id: str = ""
 
 
 class StopReason(enum.Enum):
@@ -127,7 +178,8 @@ class Finished:
 
     `prefill_seconds + decode_seconds` is the wall time the sequence was active, shared with
     others; `work_seconds` is its share of the engine's busy time, so that over all requests the
-    work adds up to the busy time.
+    work adds up to the busy time. `cached_prompt_tokens` of the `prompt_tokens` were not read but
+    reused from an earlier request.
     """
 
     reason: StopReason
@@ -137,6 +189,7 @@ class Finished:
     prefill_seconds: float
     decode_seconds: float
     work_seconds: float
+    cached_prompt_tokens: int = 0
 
 
 class RejectionKind(enum.Enum):

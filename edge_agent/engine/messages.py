@@ -13,13 +13,16 @@ from typing import Any, Final
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
+    FormatKind,
     GenerationEvent,
     GenerationRequest,
     LoadedModel,
     Message,
+    PrefixReuse,
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     StopReason,
     TextChunk,
@@ -93,13 +96,27 @@ def encode_to_child(message: ToChild) -> bytes:
     """The bytes of a message to the child, with its length before it."""
     match message:
         case Load(settings):
-            body = {"load": {**asdict(settings), "model_path": str(settings.model_path)}}
+            body: Mapping[str, Any] = {
+                "load": {
+                    **asdict(settings),
+                    "model_path": str(settings.model_path),
+                    "prefix_reuse": settings.prefix_reuse.value,
+                }
+            }
         case Generate(request):
             prompt: Any = request.prompt
             if not isinstance(prompt, str):
                 prompt = [[turn.role, turn.content] for turn in prompt]
-            sampling = asdict(request.sampling)
-            body = {"generate": {"key": request.key, "prompt": prompt, "sampling": sampling}}
+            wanted = request.response_format
+            body = {
+                "generate": {
+                    "key": request.key,
+                    "prompt": prompt,
+                    "sampling": asdict(request.sampling),
+                    "format": None if wanted is None else [wanted.kind.value, wanted.text],
+                    "session_id": request.session_id,
+                }
+            }
         case Cancel(key):
             body = {"cancel": {"key": key}}
     return _framed(body)
@@ -109,13 +126,27 @@ def decode_to_child(data: bytes) -> ToChild:
     """The message in a frame's bytes, its length stripped."""
     ((kind, body),) = json.loads(data).items()
     if kind == "load":
-        return Load(EngineSettings(**{**body, "model_path": Path(body["model_path"])}))
+        fields = {
+            **body,
+            "model_path": Path(body["model_path"]),
+            "prefix_reuse": PrefixReuse(body["prefix_reuse"]),
+        }
+        return Load(EngineSettings(**fields))
     if kind == "generate":
         prompt = body["prompt"]
         if not isinstance(prompt, str):
             prompt = tuple(Message(role, content) for role, content in prompt)
         sampling = {**body["sampling"], "stop": tuple(body["sampling"]["stop"])}
-        return Generate(GenerationRequest(body["key"], prompt, Sampling(**sampling)))
+        wanted = body["format"]
+        return Generate(
+            GenerationRequest(
+                body["key"],
+                prompt,
+                Sampling(**sampling),
+                None if wanted is None else ResponseFormat(FormatKind(wanted[0]), wanted[1]),
+                body["session_id"],
+            )
+        )
     if kind == "cancel":
         return Cancel(body["key"])
     raise ValueError(f"the agent sent an unknown message {kind!r}")

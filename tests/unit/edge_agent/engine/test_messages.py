@@ -5,12 +5,15 @@ import pytest
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
+    FormatKind,
     GenerationRequest,
     LoadedModel,
     Message,
+    PrefixReuse,
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     StopReason,
     TextChunk,
@@ -46,7 +49,13 @@ def unframed(frame: bytes) -> bytes:
     "message",
     [
         Load(EngineSettings(Path("/m/a b.gguf"), 512, 3, 2, 0, 0.5, "{{ x }}", 9.0)),
+        Load(EngineSettings(Path("/m"), prefix_reuse=PrefixReuse.SESSION)),
         Generate(GenerationRequest("k", "prompt €", SAMPLING)),
+        Generate(
+            GenerationRequest(
+                "k", "p", SAMPLING, ResponseFormat(FormatKind.JSON_SCHEMA, "{}"), "session"
+            )
+        ),
         Generate(GenerationRequest("k", (Message("user", "a"), Message("assistant", "b")))),
         Cancel("k"),
     ],
@@ -66,7 +75,7 @@ def test_what_the_agent_says_arrives(message: ToChild) -> None:
                 ("a", Started()),
                 ("a", PromptProgress(3, 9)),
                 ("b", TextChunk("🐦", 4)),
-                ("b", Finished(StopReason.LENGTH, 1, 2, 0.1, 0.2, 0.3, 0.4)),
+                ("b", Finished(StopReason.LENGTH, 1, 2, 0.1, 0.2, 0.3, 0.4, 1)),
             ),
             1.5,
         ),
