@@ -1,10 +1,14 @@
 """What every command that asks a controller shares: its options, its call, its errors."""
 
 import asyncio
+import contextlib
+import ctypes
 import dataclasses
 import functools
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -141,6 +145,34 @@ def _fail(error: grpc.aio.AioRpcError) -> NoReturn:
     if error.code() in wrong:
         raise Wrong(text) from error
     raise CommandFailedError(f"{error.code().name.lower()}: {text}") from error
+
+
+@contextlib.contextmanager
+def strangers_to_stderr() -> Iterator[None]:
+    """What libraries print meanwhile, also from C, goes to standard error.
+
+    HiGHS prints a line of its own in a rare case, whatever it is told, and what a program reads
+    as JSON would begin with it.
+    """
+    sys.stdout.flush()
+    try:
+        ours = os.dup(1)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        _flush_c()
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
+def _flush_c() -> None:
+    """Write what C code has printed but not written; a pipe makes it wait in a buffer."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)
 
 
 def print_json(message: Message) -> None:

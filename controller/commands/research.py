@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong
+from controller.commands.asking import CommandFailedError, Wrong, strangers_to_stderr
 
 
 @click.group()
@@ -115,7 +115,8 @@ def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_j
 
     try:
         budget = None if budget_ms is None else budget_ms / 1000.0
-        report = solve_problem(load_problem(file), policy_name, budget, seed)
+        with strangers_to_stderr():
+            report = solve_problem(load_problem(file), policy_name, budget, seed)
     except (UnknownPolicy, ValueError) as error:
         raise Wrong(str(error)) from error
     except (SolverMissing, BrokenPolicy) as error:
@@ -217,14 +218,15 @@ def routing(
     if unknown:
         raise Wrong(f"no size {', '.join(unknown)}; there are: {', '.join(known)}")
     try:
-        rows = bench_routing(
-            sizes=[known[name] for name in sizes] or SIZES,
-            policies=policies or None,
-            seeds=seeds,
-            first_seed=first_seed,
-            reference_seconds=reference_seconds,
-            progress=lambda line: click.echo(line, err=True),
-        )
+        with strangers_to_stderr():
+            rows = bench_routing(
+                sizes=[known[name] for name in sizes] or SIZES,
+                policies=policies or None,
+                seeds=seeds,
+                first_seed=first_seed,
+                reference_seconds=reference_seconds,
+                progress=lambda line: click.echo(line, err=True),
+            )
     except UnknownPolicy as error:
         raise Wrong(str(error)) from error
     if as_json:
