@@ -69,7 +69,7 @@ async def _serve(
     on_ready: Callable[[Listening], None],
 ) -> None:
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
-    sessions = FleetSessions(settings.fleet, profiler)
+    sessions = FleetSessions(settings.fleet, profiler, settings.orders)
     manager = RequestManager(
         settings.batching,
         settings.limits,

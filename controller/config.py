@@ -122,6 +122,23 @@ class FleetSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderSettings:
+    """Orders to nodes about their models: loading, unloading, measuring.
+
+    Attributes:
+        accept_seconds: a node that has not taken up an order by then is too old to know it.
+        silence_seconds: between two signs of how an order goes.
+        total_seconds: from an order to its end; a large file takes a while to be fetched.
+        max_running: more orders at once than this are refused.
+    """
+
+    accept_seconds: float = 10.0
+    silence_seconds: float = 300.0
+    total_seconds: float = 7200.0
+    max_running: int = 256
+
+
+@dataclass(frozen=True, slots=True)
 class LimitSettings:
     """Deadlines of one request, counted by the controller.
 
@@ -152,6 +169,7 @@ class Settings:
     quality: QualitySettings = field(default_factory=QualitySettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    orders: OrderSettings = field(default_factory=OrderSettings)
 
 
 def load_settings(
@@ -319,6 +337,10 @@ _ABOVE_ZERO: Final = (
     "fleet.health_interval_seconds",
     "fleet.lease_seconds",
     "fleet.probe_interval_seconds",
+    "orders.accept_seconds",
+    "orders.silence_seconds",
+    "orders.total_seconds",
+    "orders.max_running",
     "limits.first_token_seconds",
     "limits.progress_seconds",
     "limits.total_seconds",

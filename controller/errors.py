@@ -13,6 +13,8 @@ RouterError
 ├── NoDestinationError           no node can take the request now
 ├── ConstraintsError             nodes exist, but the request's own limits refuse each
 ├── NodeLostError                the node went away while it streamed
+├── OrderTimeoutError            a node did not carry out an order in time
+├── TooManyOrdersError           too many orders to nodes are running
 ├── GenerationFailedError        the node's engine failed
 ├── RequestTimeoutError          a deadline passed
 ├── SlowReaderError              the client reads more slowly than the model writes
@@ -78,6 +80,14 @@ class NodeLostError(RouterError):
     """The node went away after it had begun to stream."""
 
 
+class OrderTimeoutError(RouterError):
+    """A node did not take up an order, or did not end it in time."""
+
+
+class TooManyOrdersError(RouterError):
+    """Too many orders to nodes are running."""
+
+
 class GenerationFailedError(RouterError):
     """The node's engine failed."""
 
@@ -116,6 +126,8 @@ PUBLIC_ERRORS: Final[Mapping[type[RouterError], PublicError]] = {
     NoDestinationError: PublicError(StatusCode.UNAVAILABLE, 503, "no_destination"),
     ConstraintsError: PublicError(StatusCode.FAILED_PRECONDITION, 422, "constraints_not_met"),
     NodeLostError: PublicError(StatusCode.UNAVAILABLE, 502, "node_lost"),
+    OrderTimeoutError: PublicError(StatusCode.DEADLINE_EXCEEDED, 504, "order_timeout"),
+    TooManyOrdersError: PublicError(StatusCode.RESOURCE_EXHAUSTED, 429, "too_many_orders"),
     GenerationFailedError: PublicError(StatusCode.UNAVAILABLE, 502, "generation_failed"),
     RequestTimeoutError: PublicError(StatusCode.DEADLINE_EXCEEDED, 504, "timeout"),
     SlowReaderError: PublicError(StatusCode.RESOURCE_EXHAUSTED, 429, "slow_reader"),

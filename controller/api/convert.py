@@ -1,14 +1,17 @@
 """Between pointsman.v1 client messages and the domain."""
 
-from controller.api.service import NodeView, ServedModel
+from controller.api.service import Calibrating, NodeView, ServedModel
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
+from controller.domain.order import ManageModel
 from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
 from controller.errors import InvalidRequestError
 from controller.fleet.convert import (
+    action_from_proto,
     attributes_to_proto,
     finish_reason_to_proto,
     health_to_proto,
     model_to_proto,
+    order_update_to_proto,
     usage_to_proto,
 )
 from controller.ids import ModelName, RequestId, new_request_id
@@ -182,4 +185,30 @@ def node_to_proto(view: NodeView) -> admin_pb2.NodeStatus:
         inflight_requests=len(record.requests),
         completed_requests=record.completed_requests,
         failed_requests=record.failed_requests,
+    )
+
+
+def manage_model_from_proto(message: admin_pb2.ManageModelRequest) -> ManageModel:
+    """An operator's order.
+
+    Raises:
+        InvalidRequestError: it does not say what is to be done.
+    """
+    action = action_from_proto(message.action)
+    if action is None:
+        raise InvalidRequestError("action: LOAD, UNLOAD, PIN or UNPIN.")
+    return ManageModel(
+        action,
+        ModelName(message.model),
+        message.slots if message.HasField("slots") else None,
+        message.context_tokens if message.HasField("context_tokens") else None,
+    )
+
+
+def calibrating_to_proto(event: Calibrating) -> admin_pb2.CalibrateResponse:
+    """How a node's measurement goes."""
+    return admin_pb2.CalibrateResponse(
+        node_id=event.node_id,
+        update=order_update_to_proto(event.update),
+        models=[model_to_proto(model) for model in event.models],
     )

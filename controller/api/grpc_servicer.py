@@ -1,6 +1,7 @@
 """RouterService and AdminService over gRPC: convert, call the service, convert back."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -8,8 +9,10 @@ from typing_extensions import assert_never
 
 from controller.api.convert import (
     account_to_proto,
+    calibrating_to_proto,
     decision_to_proto,
     explanation_to_proto,
+    manage_model_from_proto,
     node_to_proto,
     placement_to_proto,
     request_from_proto,
@@ -20,7 +23,8 @@ from controller.api.convert import (
 from controller.api.service import RouterService
 from controller.config import BatchingSettings
 from controller.errors import RouterError, public_error
-from controller.ids import NodeId, RequestId
+from controller.fleet.convert import order_update_to_proto
+from controller.ids import ModelName, NodeId, RequestId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
@@ -187,3 +191,31 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             weights=weights_to_proto(choice.weights),
             normalisation=choice.normalisation,
         )
+
+    async def ManageModel(  # noqa: N802
+        self, request: admin_pb2.ManageModelRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ManageModelResponse]:
+        """Load, unload, pin or unpin a model on a node."""
+        try:
+            order = manage_model_from_proto(request)
+            updates = self._service.manage_model(NodeId(request.node_id), order)
+            async with aclosing(updates):
+                async for update in updates:
+                    yield admin_pb2.ManageModelResponse(update=order_update_to_proto(update))
+        except RouterError as error:
+            await _abort(context, error)
+
+    async def Calibrate(  # noqa: N802
+        self, request: admin_pb2.CalibrateRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.CalibrateResponse]:
+        """Have nodes measure their speed anew."""
+        try:
+            events = self._service.calibrate(
+                NodeId(request.node_id) if request.node_id else None,
+                ModelName(request.model) if request.model else None,
+            )
+            async with aclosing(events):
+                async for event in events:
+                    yield calibrating_to_proto(event)
+        except RouterError as error:
+            await _abort(context, error)

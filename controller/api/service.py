@@ -1,16 +1,29 @@
 """What routing a request means; gRPC, HTTP and CLI convert, call this and convert back."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
+
+import structlog
 
 from controller.api.validation import check_request
 from controller.config import LimitSettings
 from controller.domain.batch import BatchDecision, Placement, Weights
 from controller.domain.cluster import NodeState
+from controller.domain.node_report import ReportedModel
+from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
 from controller.domain.request import InferenceRequest
-from controller.errors import InvalidRequestError, NodeBusyError, UnknownNodeError
+from controller.errors import (
+    InvalidRequestError,
+    NodeBusyError,
+    NodeLostError,
+    NoDestinationError,
+    RouterError,
+    UnknownModelError,
+    UnknownNodeError,
+)
 from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState, is_routable
@@ -19,6 +32,8 @@ from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.records import RequestRecord
 from controller.request_manager.refusals import unknown_model_error
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,15 @@ class NodeView:
     record: NodeRecord
     last_seen_seconds: float
     backlog_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrating:
+    """How a node's measurement goes; `models` come with its last update."""
+
+    node_id: NodeId
+    update: OrderUpdate
+    models: tuple[ReportedModel, ...] = ()
 
 
 class RouterService:
@@ -177,6 +201,87 @@ class RouterService:
         if self._known(node_id).is_connected:
             raise NodeBusyError(f"Node {node_id!r} is connected; stop its agent first.")
         self._profiler.apply(NodeForgotten(node_id), time.monotonic())
+
+    async def manage_model(
+        self, node_id: NodeId, order: ManageModel
+    ) -> AsyncGenerator[OrderUpdate, None]:
+        """Have a node load, unload, pin or unpin a model, and hear how it goes.
+
+        The same order given twice is one order; closing the iterator does not stop it.
+
+        Raises:
+            RouterError: the node is unknown, away or lost meanwhile, a number is wrong, or the
+                node does not answer.
+        """
+        if not order.model:
+            raise InvalidRequestError("model: name a model of the node's catalogue.")
+        for name, value in (("slots", order.slots), ("context_tokens", order.context_tokens)):
+            if value is not None and not 1 <= value < 2**31:
+                raise InvalidRequestError(f"{name}: 1 or more, not {value}.")
+            if value is not None and order.action is not ModelAction.LOAD:
+                raise InvalidRequestError(f"{name}: only when a model is loaded.")
+        self._connected(node_id)
+        async with aclosing(self._sessions.order(node_id, order)) as updates:
+            async for update in updates:
+                yield update
+
+    async def calibrate(
+        self, node_id: NodeId | None, model: ModelName | None
+    ) -> AsyncGenerator[Calibrating, None]:
+        """Have nodes measure the speed of their loaded models anew, all nodes at once.
+
+        A node that fails or is lost ends with a failed update of its own; the others go on.
+
+        Raises:
+            RouterError: the node is unknown or away, nobody is connected, or no node that is asked
+                has this model.
+        """
+        if node_id is not None:
+            self._connected(node_id)
+            asked = [node_id]
+        else:
+            asked = [n for n, record in self._profiler.nodes.items() if record.is_connected]
+            if not asked:
+                raise NoDestinationError("No node is connected; start an agent.")
+        if model is not None:
+            asked = [
+                n for n in asked if any(m.name == model for m in self._profiler.nodes[n].models)
+            ]
+            if not asked:
+                raise UnknownModelError(f"No node that was asked has model {model!r}.")
+        told: asyncio.Queue[Calibrating] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._calibrate_node(n, MeasureSpeed(model), told)) for n in asked
+        ]
+        try:
+            remaining = len(tasks)
+            while remaining:
+                event = await told.get()  # each task ends with one, and has its own deadlines
+                remaining -= event.update.is_last
+                yield event
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _calibrate_node(
+        self, node_id: NodeId, order: MeasureSpeed, told: "asyncio.Queue[Calibrating]"
+    ) -> None:
+        try:
+            async with aclosing(self._sessions.order(node_id, order)) as updates:
+                async for update in updates:
+                    record = self._profiler.nodes.get(node_id)
+                    models = record.models if record is not None and update.is_last else ()
+                    told.put_nowait(Calibrating(node_id, update, models))
+        except RouterError as error:
+            told.put_nowait(Calibrating(node_id, OrderUpdate("", OrderPhase.FAILED, str(error))))
+        except Exception:
+            log.exception("node.not_calibrated", node_id=node_id)
+            failed = OrderUpdate("", OrderPhase.FAILED, "the controller failed; its log says why")
+            told.put_nowait(Calibrating(node_id, failed))
+
+    def _connected(self, node_id: NodeId) -> None:
+        if not self._known(node_id).is_connected:
+            raise NodeLostError(f"Node {node_id} is not connected; start its agent.")
 
     @property
     def policy(self) -> PolicyChoice:

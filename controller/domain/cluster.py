@@ -40,12 +40,22 @@ class Calibration:
         decode_rate: F_1, one sequence alone.
         saturated_decode_rate: F_B, all slots together; at least F_1.
         utilisation_ratio: u, share of the node's power range in use under load, 0 to 1.
+        measured_slots: sequences that decoded at once for F_B; 0 means as many as there are slots.
+        load_watts: of the whole node meanwhile; None when not measured.
+        engine_version, power_mode: what it was measured with; empty when unknown.
+        prefill_joules_per_token, decode_joules_per_token: above idle; None when not measured.
     """
 
     prefill_rate: float
     decode_rate: float
     saturated_decode_rate: float
     utilisation_ratio: float = 1.0
+    measured_slots: int = 0
+    load_watts: float | None = None
+    engine_version: str = ""
+    power_mode: str = ""
+    prefill_joules_per_token: float | None = None
+    decode_joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

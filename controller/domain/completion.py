@@ -43,7 +43,13 @@ _MOVABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Measured by the node; `energy_joules` is None when it can neither measure nor estimate."""
+    """Measured by the node; `energy_joules` is None when it can neither measure nor estimate.
+
+    Attributes:
+        prefill_joules, decode_joules: how energy_joules splits; None when unknown.
+        cached_prompt_tokens: prompt tokens that were not read anew, since an earlier turn's keys
+            and values were still held.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,6 +58,9 @@ class Usage:
     decode_seconds: float = 0.0
     energy_joules: float | None = None
     energy_source: str = "none"
+    prefill_joules: float | None = None
+    decode_joules: float | None = None
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,22 @@ class ModelPhase(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+    UNLOADED = "unloaded"
+    DOWNLOADING = "downloading"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedModel:
-    """One model on a node; `calibration` is None until it has been measured there."""
+    """One model on a node.
+
+    Attributes:
+        calibration: None until it has been measured there.
+        refuses_raw_prompts: takes only chats.
+        is_pinned: never unloaded to make room or for being idle.
+        progress_ratio: 0 to 1 while downloading or loading; None when unknown.
+        resident_bytes: memory it takes while loaded; None when unknown.
+        supports_response_format: keeps a `ResponseFormat`.
+    """
 
     name: ModelName
     family: str
@@ -33,11 +44,22 @@ class ReportedModel:
     has_chat_template: bool
     characters_per_token: float | None
     is_base_model: bool = False
+    refuses_raw_prompts: bool = False
+    is_pinned: bool = False
+    progress_ratio: float | None = None
+    resident_bytes: int | None = None
+    supports_response_format: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAttributes:
-    """What does not change while the agent runs; `power` is None when unknown."""
+    """What does not change while the agent runs.
+
+    Attributes:
+        power: None when unknown.
+        is_link_metered: traffic costs money or is capped, so nothing is sent merely to measure.
+        receive_usd_per_byte, transmit_usd_per_byte: of the link, to the node and from it.
+    """
 
     kind: NodeKind
     hardware: str
@@ -47,6 +69,9 @@ class NodeAttributes:
     agent_version: str
     engine_version: str
     power: PowerProfile | None
+    is_link_metered: bool = False
+    receive_usd_per_byte: float = 0.0
+    transmit_usd_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +86,7 @@ class NodeHello:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One sample; None where the board cannot tell."""
+    """One sample; None where the board cannot tell, an empty `power_mode` where it has none."""
 
     uptime_seconds: float
     cpu_utilisation_ratio: float
@@ -72,3 +97,7 @@ class Health:
     is_throttled: bool | None
     busy_slots: tuple[tuple[ModelName, int], ...]
     issues: tuple[str, ...]
+    power_mode: str = ""
+    gpu_utilisation_ratio: float | None = None
+    energy_today_joules: float | None = None
+    queued_requests: tuple[tuple[ModelName, int], ...] = ()

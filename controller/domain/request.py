@@ -1,5 +1,6 @@
 """A request as the controller knows it."""
 
+import enum
 from dataclasses import dataclass, field
 
 from controller.ids import ModelName, RequestId
@@ -35,6 +36,26 @@ class Constraints:
     edge_only: bool = False
 
 
+class FormatKind(enum.Enum):
+    """How an answer's text is constrained."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What an answer must look like, kept by the engine token by token.
+
+    Attributes:
+        text: the JSON Schema as JSON text, or the grammar in GBNF; empty for any JSON object.
+    """
+
+    kind: FormatKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """One prompt to be answered, already validated.
@@ -42,6 +63,8 @@ class InferenceRequest:
     Attributes:
         model: the catalogue name asked for; None lets the router choose.
         prompt: a raw prompt, or the turns of a chat; never empty.
+        response_format: None for free text.
+        session_id: turns of one conversation share it; empty for none.
     """
 
     request_id: RequestId
@@ -49,6 +72,8 @@ class InferenceRequest:
     model: ModelName | None = None
     sampling: Sampling = field(default_factory=Sampling)
     constraints: Constraints = field(default_factory=Constraints)
+    response_format: ResponseFormat | None = None
+    session_id: str = ""
 
     @property
     def text(self) -> str:

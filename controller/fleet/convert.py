@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from typing_extensions import assert_never
+
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
 from controller.domain.completion import Completion, FailureKind, FinishReason, Usage
 from controller.domain.node_report import (
@@ -12,7 +14,15 @@ from controller.domain.node_report import (
     NodeHello,
     ReportedModel,
 )
-from controller.domain.request import InferenceRequest, Sampling
+from controller.domain.order import (
+    ManageModel,
+    MeasureSpeed,
+    ModelAction,
+    Order,
+    OrderPhase,
+    OrderUpdate,
+)
+from controller.domain.request import FormatKind, InferenceRequest, ResponseFormat, Sampling
 from controller.ids import ModelName, NodeId
 from pointsman.v1 import fleet_pb2, types_pb2
 
@@ -20,6 +30,8 @@ _PHASES = {
     fleet_pb2.MODEL_PHASE_LOADING: ModelPhase.LOADING,
     fleet_pb2.MODEL_PHASE_READY: ModelPhase.READY,
     fleet_pb2.MODEL_PHASE_FAILED: ModelPhase.FAILED,
+    fleet_pb2.MODEL_PHASE_UNLOADED: ModelPhase.UNLOADED,
+    fleet_pb2.MODEL_PHASE_DOWNLOADING: ModelPhase.DOWNLOADING,
 }
 _PHASES_OUT = {phase: value for value, phase in _PHASES.items()}
 
@@ -95,6 +107,9 @@ def hello_from_proto(message: fleet_pb2.Hello) -> NodeHello:
             attributes.agent_version,
             attributes.engine_version,
             power,
+            attributes.is_link_metered,
+            _checked("receive_usd_per_gigabyte", attributes.receive_usd_per_gigabyte) / 1e9,
+            _checked("transmit_usd_per_gigabyte", attributes.transmit_usd_per_gigabyte) / 1e9,
         ),
         models_from_proto(message.models),
     )
@@ -116,21 +131,7 @@ def _model_from_proto(message: fleet_pb2.ModelState) -> ReportedModel:
         raise BadReportError("a model has no name")
     calibration = None
     if message.HasField("calibration"):
-        speeds = message.calibration
-        decode = _checked("decode_tokens_per_second", speeds.decode_tokens_per_second, above=True)
-        calibration = Calibration(
-            _checked("prefill_tokens_per_second", speeds.prefill_tokens_per_second, above=True),
-            decode,
-            max(
-                decode,
-                _checked(
-                    "saturated_decode_tokens_per_second",
-                    speeds.saturated_decode_tokens_per_second,
-                    above=True,
-                ),
-            ),
-            min(_checked("utilisation_ratio", speeds.utilisation_ratio), 1.0),
-        )
+        calibration = _calibration_from_proto(message.calibration)
     return ReportedModel(
         name=ModelName(message.name),
         family=message.family,
@@ -154,6 +155,38 @@ def _model_from_proto(message: fleet_pb2.ModelState) -> ReportedModel:
         if message.HasField("characters_per_token")
         else None,
         is_base_model=message.is_base_model,
+        refuses_raw_prompts=message.refuses_raw_prompts,
+        is_pinned=message.is_pinned,
+        progress_ratio=min(_checked("progress_ratio", message.progress_ratio), 1.0)
+        if message.HasField("progress_ratio")
+        else None,
+        resident_bytes=message.resident_bytes if message.HasField("resident_bytes") else None,
+        supports_response_format=message.supports_response_format,
+    )
+
+
+def _calibration_from_proto(speeds: fleet_pb2.Calibration) -> Calibration:
+    decode = _checked("decode_tokens_per_second", speeds.decode_tokens_per_second, above=True)
+    saturated = _checked(
+        "saturated_decode_tokens_per_second", speeds.saturated_decode_tokens_per_second, above=True
+    )
+
+    def optional(name: str) -> float | None:
+        return _checked(name, getattr(speeds, name)) if speeds.HasField(name) else None  # type: ignore[arg-type]
+
+    return Calibration(
+        prefill_rate=_checked(
+            "prefill_tokens_per_second", speeds.prefill_tokens_per_second, above=True
+        ),
+        decode_rate=decode,
+        saturated_decode_rate=max(decode, saturated),
+        utilisation_ratio=min(_checked("utilisation_ratio", speeds.utilisation_ratio), 1.0),
+        measured_slots=max(speeds.measured_slots, 0),
+        load_watts=optional("load_watts"),
+        engine_version=speeds.engine_version,
+        power_mode=speeds.power_mode,
+        prefill_joules_per_token=optional("prefill_joules_per_token"),
+        decode_joules_per_token=optional("decode_joules_per_token"),
     )
 
 
@@ -183,17 +216,30 @@ def model_to_proto(model: ReportedModel) -> fleet_pb2.ModelState:
         has_chat_template=model.has_chat_template,
         characters_per_token=model.characters_per_token,
         is_base_model=model.is_base_model,
+        refuses_raw_prompts=model.refuses_raw_prompts,
+        is_pinned=model.is_pinned,
+        progress_ratio=model.progress_ratio,
+        resident_bytes=model.resident_bytes,
+        supports_response_format=model.supports_response_format,
     )
     if model.calibration is not None:
-        message.calibration.CopyFrom(
-            fleet_pb2.Calibration(
-                prefill_tokens_per_second=model.calibration.prefill_rate,
-                decode_tokens_per_second=model.calibration.decode_rate,
-                saturated_decode_tokens_per_second=model.calibration.saturated_decode_rate,
-                utilisation_ratio=model.calibration.utilisation_ratio,
-            )
-        )
+        message.calibration.CopyFrom(_calibration_to_proto(model.calibration))
     return message
+
+
+def _calibration_to_proto(speeds: Calibration) -> fleet_pb2.Calibration:
+    return fleet_pb2.Calibration(
+        prefill_tokens_per_second=speeds.prefill_rate,
+        decode_tokens_per_second=speeds.decode_rate,
+        saturated_decode_tokens_per_second=speeds.saturated_decode_rate,
+        utilisation_ratio=speeds.utilisation_ratio,
+        load_watts=speeds.load_watts,
+        measured_slots=speeds.measured_slots,
+        engine_version=speeds.engine_version,
+        power_mode=speeds.power_mode,
+        prefill_joules_per_token=speeds.prefill_joules_per_token,
+        decode_joules_per_token=speeds.decode_joules_per_token,
+    )
 
 
 def attributes_to_proto(attributes: NodeAttributes) -> fleet_pb2.StaticAttributes:
@@ -208,7 +254,12 @@ def attributes_to_proto(attributes: NodeAttributes) -> fleet_pb2.StaticAttribute
         operating_system=attributes.operating_system,
         agent_version=attributes.agent_version,
         engine_version=attributes.engine_version,
+        is_link_metered=attributes.is_link_metered,
     )
+    if attributes.receive_usd_per_byte:
+        message.receive_usd_per_gigabyte = 1e9 * attributes.receive_usd_per_byte
+    if attributes.transmit_usd_per_byte:
+        message.transmit_usd_per_gigabyte = 1e9 * attributes.transmit_usd_per_byte
     if attributes.power is not None:
         message.idle_watts = attributes.power.idle_watts
         message.max_watts = attributes.power.max_watts
@@ -233,6 +284,16 @@ def health_from_proto(message: fleet_pb2.HealthSample) -> Health:
         is_throttled=message.is_throttled if message.HasField("is_throttled") else None,
         busy_slots=tuple((ModelName(load.name), load.busy_slots) for load in message.loads),
         issues=tuple(message.issues),
+        power_mode=message.power_mode,
+        gpu_utilisation_ratio=min(max(message.gpu_utilisation_ratio, 0.0), 1.0)
+        if message.HasField("gpu_utilisation_ratio")
+        else None,
+        energy_today_joules=message.energy_today_joules
+        if message.HasField("energy_today_joules")
+        else None,
+        queued_requests=tuple(
+            (ModelName(load.name), load.queued_requests) for load in message.loads
+        ),
     )
 
 
@@ -247,9 +308,17 @@ def health_to_proto(health: Health) -> fleet_pb2.HealthSample:
         power_source=_POWER_SOURCES_OUT[health.power_source],
         is_throttled=health.is_throttled,
         loads=[
-            fleet_pb2.ModelLoad(name=name, busy_slots=slots) for name, slots in health.busy_slots
+            fleet_pb2.ModelLoad(
+                name=name,
+                busy_slots=slots,
+                queued_requests=dict(health.queued_requests).get(name, 0),
+            )
+            for name, slots in health.busy_slots
         ],
         issues=health.issues,
+        power_mode=health.power_mode,
+        gpu_utilisation_ratio=health.gpu_utilisation_ratio,
+        energy_today_joules=health.energy_today_joules,
     )
 
 
@@ -263,6 +332,9 @@ def usage_from_proto(message: types_pb2.Usage) -> Usage:
         decode_seconds=message.decode_seconds,
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
         energy_source=_POWER_SOURCES.get(message.energy_source, "none"),
+        prefill_joules=message.prefill_joules if message.HasField("prefill_joules") else None,
+        decode_joules=message.decode_joules if message.HasField("decode_joules") else None,
+        cached_prompt_tokens=min(max(message.cached_prompt_tokens, 0), message.prompt_tokens),
     )
 
 
@@ -276,6 +348,9 @@ def usage_to_proto(usage: Usage) -> types_pb2.Usage:
         decode_seconds=usage.decode_seconds,
         energy_joules=usage.energy_joules,
         energy_source=_POWER_SOURCES_OUT[usage.energy_source],
+        prefill_joules=usage.prefill_joules,
+        decode_joules=usage.decode_joules,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
     )
 
 
@@ -305,6 +380,80 @@ def sampling_to_proto(sampling: Sampling) -> types_pb2.SamplingParameters:
     )
 
 
+def response_format_to_proto(given: ResponseFormat | None) -> types_pb2.ResponseFormat | None:
+    """What an answer must look like; None for free text."""
+    if given is None:
+        return None
+    if given.kind is FormatKind.JSON_OBJECT:
+        return types_pb2.ResponseFormat(json_object=True)
+    if given.kind is FormatKind.JSON_SCHEMA:
+        return types_pb2.ResponseFormat(json_schema=given.text)
+    return types_pb2.ResponseFormat(grammar=given.text)
+
+
+_ORDER_PHASES = {
+    fleet_pb2.ORDER_PHASE_RUNNING: OrderPhase.RUNNING,
+    fleet_pb2.ORDER_PHASE_DONE: OrderPhase.DONE,
+    fleet_pb2.ORDER_PHASE_FAILED: OrderPhase.FAILED,
+}
+_ORDER_PHASES_OUT = {phase: value for value, phase in _ORDER_PHASES.items()}
+
+_ACTIONS = {
+    fleet_pb2.MODEL_ACTION_LOAD: ModelAction.LOAD,
+    fleet_pb2.MODEL_ACTION_UNLOAD: ModelAction.UNLOAD,
+    fleet_pb2.MODEL_ACTION_PIN: ModelAction.PIN,
+    fleet_pb2.MODEL_ACTION_UNPIN: ModelAction.UNPIN,
+}
+_ACTIONS_OUT = {action: value for value, action in _ACTIONS.items()}
+
+
+def action_from_proto(value: fleet_pb2.ModelAction.ValueType) -> ModelAction | None:
+    """What is done with a model; None for an action that this controller does not know."""
+    return _ACTIONS.get(value)
+
+
+def order_to_proto(order_id: str, order: Order) -> fleet_pb2.ConnectResponse:
+    """An order as it goes down the node's stream."""
+    match order:
+        case ManageModel(action, model, slots, context_tokens):
+            return fleet_pb2.ConnectResponse(
+                model_order=fleet_pb2.ModelOrder(
+                    order_id=order_id,
+                    action=_ACTIONS_OUT[action],
+                    model=model,
+                    slots=slots,
+                    context_tokens=context_tokens,
+                )
+            )
+        case MeasureSpeed(model):
+            return fleet_pb2.ConnectResponse(
+                calibrate=fleet_pb2.CalibrateOrder(order_id=order_id, model=model or "")
+            )
+        case _:
+            assert_never(order)
+
+
+def order_update_from_proto(message: fleet_pb2.OrderUpdate) -> OrderUpdate:
+    """How an order goes; an unknown phase counts as running."""
+    ratio = message.progress_ratio if message.HasField("progress_ratio") else None
+    return OrderUpdate(
+        message.order_id,
+        _ORDER_PHASES.get(message.phase, OrderPhase.RUNNING),
+        message.message,
+        ratio if ratio is not None and 0.0 <= ratio <= 1.0 else None,
+    )
+
+
+def order_update_to_proto(update: OrderUpdate) -> fleet_pb2.OrderUpdate:
+    """How an order goes, for operators."""
+    return fleet_pb2.OrderUpdate(
+        order_id=update.order_id,
+        phase=_ORDER_PHASES_OUT[update.phase],
+        message=update.message,
+        progress_ratio=update.progress_ratio,
+    )
+
+
 def work_order(
     request: InferenceRequest, attempt: int, model: ModelName, time_limit_seconds: float
 ) -> fleet_pb2.WorkOrder:
@@ -315,6 +464,8 @@ def work_order(
         model=model,
         sampling=sampling_to_proto(request.sampling),
         time_limit_seconds=time_limit_seconds,
+        response_format=response_format_to_proto(request.response_format),
+        session_id=request.session_id,
     )
     if isinstance(request.prompt, str):
         order.prompt = request.prompt

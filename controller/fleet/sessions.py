@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 import structlog
 
-from controller.config import FleetSettings
+from controller.config import FleetSettings, OrderSettings
 from controller.domain.batch import Placement
 from controller.domain.completion import Completion
+from controller.domain.order import Order, OrderUpdate
 from controller.domain.request import InferenceRequest
 from controller.fleet.convert import (
     BadReportError,
@@ -17,9 +18,12 @@ from controller.fleet.convert import (
     health_from_proto,
     hello_from_proto,
     models_from_proto,
+    order_to_proto,
+    order_update_from_proto,
     work_order,
 )
 from controller.fleet.links import NodeLink
+from controller.fleet.orders import OrderBook
 from controller.fleet.registry import Registry
 from controller.ids import NodeId, RequestId, SessionId
 from controller.profiler.state import (
@@ -54,10 +58,16 @@ class FleetSessions:
     manager and the fleet need each other.
     """
 
-    def __init__(self, settings: FleetSettings, profiler: ProfilerState) -> None:
+    def __init__(
+        self,
+        settings: FleetSettings,
+        profiler: ProfilerState,
+        orders: OrderSettings | None = None,
+    ) -> None:
         self._settings = settings
         self._profiler = profiler
         self._registry = Registry(settings.lease_seconds)
+        self._orders = OrderBook(orders or OrderSettings())
         self._links: dict[NodeId, NodeLink] = {}
         self._probes: dict[int, tuple[NodeId, float]] = {}
         self._next_number = 1
@@ -159,6 +169,8 @@ class FleetSessions:
                 sent = self._probes.pop(message.probe_echo.nonce, None)
                 if sent is not None and sent[0] == node_id:
                     self._profiler.apply(RoundTripMeasured(node_id, now - sent[1]), now)
+            case "order_update":
+                self._orders.updated(node_id, order_update_from_proto(message.order_update))
             case "goodbye":
                 # It finishes what it has; the stream ends when it is done.
                 self._profiler.apply(DrainChanged(node_id, True), now)
@@ -181,6 +193,7 @@ class FleetSessions:
         self._probes = {n: sent for n, sent in self._probes.items() if sent[0] != node_id}
         self._profiler.apply(NodeDisconnected(node_id), time.monotonic())
         log.warning("node.lost", node_id=node_id, reason=why)
+        self._orders.lost(node_id, why)
         self.on_lost(node_id, why)
 
     # -- orders -----------------------------------------------------------------------------------
@@ -206,6 +219,15 @@ class FleetSessions:
         if link is not None:
             cancel = fleet_pb2.CancelWork(request_id=request_id, attempt=attempt)
             link.send(fleet_pb2.ConnectResponse(cancel=cancel))
+
+    def order(self, node_id: NodeId, order: Order) -> AsyncGenerator[OrderUpdate, None]:
+        """Have a node do something with its models; see `OrderBook.follow`."""
+
+        def send(order_id: str) -> bool:
+            link = self._links.get(node_id)
+            return link is not None and link.send(order_to_proto(order_id, order))
+
+        return self._orders.follow(node_id, order, send)
 
     def drain(self, node_id: NodeId, is_draining: bool) -> None:
         """Drain a node or lift it, also over its reconnects."""
