@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST ?= python3.10
+OLDEST_VENV := .venv-oldest
 STAMPS := $(VENV)/.stamps
 CACHE ?= $(HOME)/.cache/pointsman
 ARGS ?=
@@ -83,6 +85,17 @@ test: setup models compiled ## all tests but the privileged ones
 test-privileged: setup models compiled ## tests that boot a Debian host; needs root, debootstrap and systemd-nspawn
 	@$(BIN)/pytest -q -m privileged $(ARGS)
 
+$(OLDEST_VENV)/.installed: pyproject.toml constraints.txt
+	@$(OLDEST) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' || { echo "Name a Python 3.10: make test-oldest OLDEST=python3.10"; exit 1; }
+	@test -x $(OLDEST_VENV)/bin/python || $(OLDEST) -m venv $(OLDEST_VENV)
+	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller]" hypothesis openai pytest pytest-timeout scipy
+	@touch $@
+
+.PHONY: test-oldest
+test-oldest: models $(OLDEST_VENV)/.installed ## the agent's tests on the oldest Python there is on a Jetson (OLDEST=python3.10)
+	@$(OLDEST_VENV)/bin/pytest -q -m "not privileged and not data" tests/unit/edge_agent tests/contract $(wildcard tests/integration/test_agent*.py tests/integration/test_fleet*.py tests/integration/test_models_pull.py tests/integration/test_openai_engine.py) $(ARGS)
+
 .PHONY: compiled
 compiled: setup ## compile the searches, which takes about a minute the first time
 	@$(BIN)/python -c "from controller.routing.policies import warm_up; warm_up()"
@@ -102,4 +115,4 @@ lock: setup ## resolve constraints.txt anew, for every supported Python
 
 .PHONY: clean
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
