@@ -13,6 +13,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from edge_agent.engine.base import Message
+from edge_agent.engine.special_texts import Hiding, Piece, SpecialTexts
 
 _TRIAL: tuple[Message, ...] = (
     Message("user", "Hello"),
@@ -52,6 +53,22 @@ class ChatTemplate:
         rendered = self.render(_TRIAL)
         if "Hello" not in rendered or "Bye" not in rendered:
             raise TemplateError("The chat template leaves out what the user said.")
+
+    def pieces(self, messages: Sequence[Message], special: SpecialTexts) -> Sequence[Piece]:
+        """The prompt of a chat as `render` gives it, with the messages' control tokens disarmed.
+
+        Args:
+            special: what must stay plain text where a message has it.
+
+        Raises:
+            TemplateError: the template refuses these messages, or is faulty.
+        """
+        try:
+            hiding = Hiding(special, (turn.content for turn in messages))
+            hidden = [Message(turn.role, hiding.hide(turn.content)) for turn in messages]
+            return hiding.pieces(self.render(hidden))
+        except ValueError as error:
+            raise TemplateError(f"The chat template refuses this chat: {error}.") from error
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt of a chat, up to where the assistant's answer begins.

@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -30,9 +31,12 @@ from edge_agent.engine.base import (
     Message,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
 )
 from edge_agent.engine.chat_template import ChatTemplate, TemplateError
+from edge_agent.engine.grammar import grammar_of
+from edge_agent.engine.grammar_probe import TooLongError, survives
 from edge_agent.engine.messages import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -45,6 +49,8 @@ from edge_agent.engine.messages import (
     decode_to_child,
     encode_from_child,
 )
+from edge_agent.engine.prefixes import TokenisedPrompt, common_prefix
+from edge_agent.engine.special_texts import SpecialTexts
 from edge_agent.engine.worker import BatchToken, Inbox, Worker
 from edge_agent.errors import EngineFailure
 
@@ -56,6 +62,10 @@ _LOG_CONT: Final = 5
 _DECODED: Final = 0
 _ABORTED: Final = 2
 _SEED_MASK: Final = 0xFFFF_FFFF
+_IMPOSSIBLE: Final = float("-inf")
+# A grammar that takes longer over one token holds up everybody else's answer.
+_MOST_GRAMMAR_SECONDS: Final = 5.0
+_KNOWN_GRAMMARS: Final = 64
 
 # Plain English of our own, for the mean length of a token.
 ENGLISH_SAMPLE: Final = (
@@ -111,6 +121,69 @@ def _start_backend() -> _Log:
     return _log
 
 
+class _Sampler:
+    """One answer's sampler: llama.cpp's chain, and a grammar beside it when there is one.
+
+    The grammar is asked about the token that the chain chose, and about the whole vocabulary only
+    when it forbids that one: with a large vocabulary that takes as long as decoding does.
+    """
+
+    def __init__(self, chain: Any, grammar: Any) -> None:
+        self._chain = chain
+        self._grammar = grammar
+        self._is_stuck = False
+        if grammar is None:
+            return
+        self._one: Any = llama_cpp.llama_token_data()
+        self._only = llama_cpp.llama_token_data_array(ctypes.pointer(self._one), 1, -1, False)
+        self._greedy = llama_cpp.llama_sampler_init_greedy()
+        # llama.cpp keeps bare pointers to all of these.
+        self._interface = llama_cpp.llama_sampler_i()
+        self._interface.apply = llama_cpp.llama_sampler_i_apply(self._apply)
+        self._both = llama_cpp.llama_sampler()
+        self._both.iface = ctypes.pointer(self._interface)
+
+    def free(self) -> None:
+        llama_cpp.llama_sampler_free(self._chain)
+        if self._grammar is not None:
+            llama_cpp.llama_sampler_free(self._grammar)
+            llama_cpp.llama_sampler_free(self._greedy)
+
+    def sample(self, context: Any, batch_index: int) -> int:
+        """The next token; RejectedError when the grammar allows none, or takes too long."""
+        token = int(llama_cpp.llama_sampler_sample(self._chain, context, batch_index))
+        if self._grammar is None:
+            return token
+        started_at = time.monotonic()
+        self._one.id, self._one.logit = token, 1.0
+        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(self._only))
+        if self._one.logit == _IMPOSSIBLE:
+            both = ctypes.pointer(self._both)
+            token = int(llama_cpp.llama_sampler_sample(both, context, batch_index))
+            if self._is_stuck:
+                raise RejectedError(
+                    RejectionKind.INVALID_REQUEST,
+                    "The grammar has come to a point where no token of this model can follow.",
+                )
+        llama_cpp.llama_sampler_accept(self._grammar, token)
+        if time.monotonic() - started_at > _MOST_GRAMMAR_SECONDS:
+            raise RejectedError(
+                RejectionKind.INVALID_REQUEST,
+                "The grammar takes too long for each token; make it less ambiguous.",
+            )
+        return token
+
+    def _apply(self, _sampler: Any, candidates: Any) -> None:
+        """Choose among what the grammar allows; called by llama.cpp with the whole vocabulary."""
+        llama_cpp.llama_sampler_apply(self._grammar, candidates)
+        llama_cpp.llama_sampler_apply(self._greedy, candidates)
+        found = candidates.contents
+        self._is_stuck = found.data[found.selected].logit == _IMPOSSIBLE
+        if not self._is_stuck:
+            found.selected = -1
+            llama_cpp.llama_sampler_apply(self._chain, candidates)
+
+
 class LlamaModel:
     """A loaded model with one context whose sequences are the engine's slots.
 
@@ -144,7 +217,14 @@ class LlamaModel:
             )
         self._memory: Any = llama_cpp.llama_get_memory(self._context)
         self._batch: Any = llama_cpp.llama_batch_init(self.batch_tokens, 0, 1)
-        self._samplers: dict[int, Any] = {}
+        self._samplers: dict[int, _Sampler] = {}
+        # Recurrent state cannot be taken apart again.
+        self.can_cut = not (
+            llama_cpp.llama_model_is_recurrent(self._model)
+            or llama_cpp.llama_model_is_hybrid(self._model)
+        )
+        # Grammars that have been tried; llama.cpp's reason for each that it refused.
+        self._known_grammars: collections.OrderedDict[str, str | None] = collections.OrderedDict()
         self._abort_callback: Any = None
         self._piece_buffer = ctypes.create_string_buffer(256)
         self._load_template(settings.chat_template)
@@ -184,6 +264,13 @@ class LlamaModel:
             self._template = ChatTemplate(source, bos, eos)
         except TemplateError as error:
             self.template_issue = str(error)
+            return
+        hidden = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        self._special = SpecialTexts(
+            self._token_text(token)
+            for token in range(llama_cpp.llama_vocab_n_tokens(self._vocab))
+            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & hidden
+        )
 
     def _token_text(self, token: int) -> str:
         if token < 0:
@@ -213,23 +300,50 @@ class LlamaModel:
             else None,
             engine_version=f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}",
             resident_bytes=None,
+            supports_response_format=True,
         )
 
-    def tokenise(self, prompt: str | Sequence[Message]) -> list[int]:
-        """See `TokenModel.tokenise`."""
+    def tokenise(self, prompt: str | Sequence[Message]) -> TokenisedPrompt:
+        """See `TokenModel.tokenise`.
+
+        The markers of a template count in a raw prompt, which is written by somebody who knows
+        them, and not in a chat's messages, which may come from anybody.
+        """
         if isinstance(prompt, str):
-            text = prompt
-        elif self._template is None:
+            return TokenisedPrompt(self._with_bos(self._encode(prompt)))
+        tokens = self._chat_tokens(prompt)
+        return TokenisedPrompt(tokens, self._shared_tokens(prompt, tokens))
+
+    def _chat_tokens(self, chat: Sequence[Message]) -> list[int]:
+        if self._template is None:
             why = self.template_issue or "The model's file has no chat template."
             raise RejectedError(
                 RejectionKind.NO_CHAT_TEMPLATE, f"{why} Send a raw prompt, or set a template."
             )
-        else:
-            try:
-                text = self._template.render(prompt)
-            except TemplateError as error:
-                raise RejectedError(RejectionKind.INVALID_REQUEST, str(error)) from error
-        tokens = self._encode(text)
+        try:
+            pieces = self._template.pieces(chat, self._special)
+        except TemplateError as error:
+            raise RejectedError(RejectionKind.INVALID_REQUEST, str(error)) from error
+        tokens: list[int] = []
+        for piece in pieces:
+            tokens += self._encode(piece.text, parse_special=not piece.is_plain)
+        return self._with_bos(tokens)
+
+    def _shared_tokens(self, chat: Sequence[Message], tokens: Sequence[int]) -> int:
+        """How many tokens come before what the first turn that is not the system's says."""
+        count = next((at for at, turn in enumerate(chat) if turn.role != "system"), len(chat))
+        if count == len(chat):
+            return 0
+        # What changes when that turn begins otherwise is not shared.
+        first = chat[count]
+        other = "0" if not first.content.startswith("0") else "1"
+        try:
+            changed = self._chat_tokens((*chat[:count], Message(first.role, other)))
+        except RejectedError:  # a template may want more turns than these
+            return 0
+        return common_prefix(tokens, changed)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
         # Added here and not by the tokenizer: a template may have written the token already,
         # and some vocabularies would also end the prompt with a token that ends the answer.
         bos = llama_cpp.llama_vocab_bos(self._vocab)
@@ -237,13 +351,13 @@ class LlamaModel:
             tokens.insert(0, bos)
         return tokens
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         data = text.encode()
         room = len(data) + 8
         while True:
             tokens = (llama_cpp.llama_token * room)()
             count = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), tokens, room, False, True
+                self._vocab, data, len(data), tokens, room, False, parse_special
             )
             if count >= 0:
                 return list(tokens[:count])
@@ -285,9 +399,47 @@ class LlamaModel:
         row = llama_cpp.llama_get_logits_ith(self._context, batch_index)
         return list(row[:count])
 
-    def start_sampling(self, slot: int, sampling: Sampling) -> None:
+    def grammar(self, wanted: ResponseFormat) -> str:
+        """See `TokenModel.grammar`."""
+        text = grammar_of(wanted)
+        if text in self._known_grammars:
+            self._known_grammars.move_to_end(text)
+        else:
+            self._known_grammars[text] = self._grammar_fault(text)
+            if len(self._known_grammars) > _KNOWN_GRAMMARS:
+                self._known_grammars.popitem(last=False)
+        fault = self._known_grammars[text]
+        if fault is not None:
+            raise RejectedError(
+                RejectionKind.INVALID_REQUEST, f"The grammar cannot be used: {fault}."
+            )
+        return text
+
+    def _grammar_fault(self, text: str) -> str | None:
+        """Why llama.cpp cannot use a grammar; None when it can."""
+
+        def attempt() -> bool:
+            return bool(self._new_grammar(text))
+
+        try:
+            is_good, said = survives(attempt)
+        except TooLongError:
+            return "it takes too long to read; make it less ambiguous"
+        except OSError as error:
+            return f"there is no memory to try it out now ({error})"
+        if is_good:
+            return None
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        if not lines:
+            return "it is nested too deeply, or in a way that llama.cpp cannot read"
+        return lines[0].removeprefix("parse: ").removesuffix(".")[:200]
+
+    def _new_grammar(self, text: str) -> Any:
+        return llama_cpp.llama_sampler_init_grammar(self._vocab, text.encode(), b"root")
+
+    def start_sampling(self, slot: int, sampling: Sampling, grammar: str | None) -> None:
         """See `TokenModel.start_sampling`."""
-        self._stop_sampling(slot)
+        self.stop_sampling(slot)
         parameters = llama_cpp.llama_sampler_chain_default_params()
         parameters.no_perf = True
         chain = llama_cpp.llama_sampler_chain_init(parameters)
@@ -302,16 +454,19 @@ class LlamaModel:
             ]
         for step in steps:
             llama_cpp.llama_sampler_chain_add(chain, step)
-        self._samplers[slot] = chain
+        self._samplers[slot] = _Sampler(
+            chain, None if grammar is None else self._new_grammar(grammar)
+        )
 
-    def _stop_sampling(self, slot: int) -> None:
-        chain = self._samplers.pop(slot, None)
-        if chain is not None:
-            llama_cpp.llama_sampler_free(chain)
+    def stop_sampling(self, slot: int) -> None:
+        """See `TokenModel.stop_sampling`."""
+        sampler = self._samplers.pop(slot, None)
+        if sampler is not None:
+            sampler.free()
 
     def sample(self, slot: int, batch_index: int) -> int:
         """See `TokenModel.sample`."""
-        return int(llama_cpp.llama_sampler_sample(self._samplers[slot], self._context, batch_index))
+        return self._samplers[slot].sample(self._context, batch_index)
 
     def is_end(self, token: int) -> bool:
         """See `TokenModel.is_end`."""
@@ -332,6 +487,35 @@ class LlamaModel:
         """See `TokenModel.truncate`."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
             raise RuntimeError(f"sequence {slot} cannot be cut back to {length} tokens")
+
+    def swap(self, one: int, other: int) -> None:
+        """See `TokenModel.swap`.
+
+        Through this process's memory: llama.cpp puts a copy between sequences off until the next
+        step, when the source may hold something else.
+        """
+        saved = [(slot, self._saved(slot)) for slot in (one, other)]
+        for slot, _ in saved:
+            self.truncate(slot, 0)
+        for (slot, _), (_, state) in zip(saved, reversed(saved), strict=True):
+            if state is not None and not llama_cpp.llama_state_seq_set_data(
+                self._context, state, len(state), slot
+            ):
+                raise RuntimeError(f"sequence {slot} cannot be restored")
+        samplers = [self._samplers.pop(slot, None) for slot in (one, other)]
+        for slot, sampler in zip((other, one), samplers, strict=True):
+            if sampler is not None:
+                self._samplers[slot] = sampler
+
+    def _saved(self, slot: int) -> Any:
+        """A slot's cache as bytes; None when it is empty."""
+        if llama_cpp.llama_memory_seq_pos_max(self._memory, slot) < 0:
+            return None
+        size = llama_cpp.llama_state_seq_get_size(self._context, slot)
+        state = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_seq_get_data(self._context, state, size, slot) != size:
+            raise RuntimeError(f"sequence {slot} cannot be saved")
+        return state
 
 
 def _seed_of(seed: int | None) -> int:
@@ -497,6 +681,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> int:
         slots=model.slots,
         context_tokens=model.context_tokens,
         cpu_share_ratio=command.settings.cpu_share_ratio,
+        prefix_reuse=command.settings.prefix_reuse,
     )
     send(Loaded(model.describe()))
     worker.run()

@@ -5,7 +5,7 @@ number of prompt tokens alongside in the same call, so that a long prompt slows 
 but never stops them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,10 +85,21 @@ class Pace:
         return max(1, min(max(wanted, MIN_BUDGET_TOKENS), batch_tokens))
 
 
+def first_free(_key: str, free: Sequence[int]) -> tuple[int, int]:
+    """Choose the first free slot, and nothing in it."""
+    return free[0], 0
+
+
 def admit(
-    table: SlotTable, waiting: Iterable[Waiting]
+    table: SlotTable,
+    waiting: Iterable[Waiting],
+    choose: Callable[[str, Sequence[int]], tuple[int, int]] = first_free,
 ) -> tuple[SlotTable, tuple[tuple[str, int], ...]]:
     """Give free slots to those who wait, in their order.
+
+    Args:
+        choose: (key, free slots) -> the slot that it takes, and how many tokens of its prompt
+            are in that slot's cache already.
 
     Returns:
         the new table, and (key, slot) of each request that got one.
@@ -97,9 +108,33 @@ def admit(
     for request in waiting:
         if not table.free:
             break
-        table, slot = table.claim(request.key, request.prompt_tokens, request.max_tokens)
+        slot, reused = choose(request.key, table.free)
+        table, slot = table.claim(
+            request.key, request.prompt_tokens, request.max_tokens, slot, reused
+        )
         admitted.append((request.key, slot))
     return table, tuple(admitted)
+
+
+def closing_move(table: SlotTable) -> tuple[int, int] | None:
+    """The next move that brings the busy slots closer to lying side by side.
+
+    llama.cpp decodes neighbouring sequences in one pass over the weights, and needs a further
+    pass behind each gap. Measured with 4 of 8 slots busy, every other one: two thirds of the
+    tokens a second.
+
+    Returns:
+        (busy slot, free slot) to change places; None when they are side by side.
+    """
+    busy = [slot for slot, held in enumerate(table.sequences) if held is not None]
+    count = len(busy)
+    if count < 2 or busy[-1] - busy[0] == count - 1:
+        return None
+    starts = range(len(table.sequences) - count + 1)
+    start = max(starts, key=lambda start: sum(start <= slot < start + count for slot in busy))
+    outside = next(slot for slot in busy if not start <= slot < start + count)
+    inside = next(slot for slot in range(start, start + count) if slot not in busy)
+    return outside, inside
 
 
 def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:

@@ -1,8 +1,8 @@
 """Slot and KV-cache accounting of one engine: who decodes where, and how full each cache is.
 
 A slot is one sequence that is decoded together with the others; it owns `context_tokens` cells
-of the KV cache. The token that was sampled last is not in the cache yet: it goes in with the
-step that decodes it.
+of the KV cache. What a sequence leaves there is kept for the next one (see `prefixes`). The token
+that was sampled last is not in the cache yet: it goes in with the step that decodes it.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ class ActiveSequence:
         turn: rises with each claim; a smaller one has been here longer.
         prompt_tokens: of the whole prompt, at least 1.
         answer_limit: tokens after which the answer must end, at least 1.
+        reused_tokens: prompt tokens that were in the slot's cache when it was claimed.
         read_tokens: prompt tokens in the KV cache.
         answer_tokens: tokens sampled so far.
     """
@@ -25,6 +26,7 @@ class ActiveSequence:
     turn: int
     prompt_tokens: int
     answer_limit: int
+    reused_tokens: int = 0
     read_tokens: int = 0
     answer_tokens: int = 0
 
@@ -85,21 +87,40 @@ class SlotTable:
         """Whether a prompt leaves room for at least one token of an answer."""
         return 0 < prompt_tokens < self.context_tokens
 
-    def claim(self, key: str, prompt_tokens: int, max_tokens: int) -> "tuple[SlotTable, int]":
-        """Give a request the first free slot.
+    def claim(
+        self,
+        key: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        slot: int | None = None,
+        reused_tokens: int = 0,
+    ) -> "tuple[SlotTable, int]":
+        """Give a request a free slot, the first one unless it names another.
+
+        Args:
+            reused_tokens: how many of its prompt are in that slot's cache already.
 
         Raises:
-            ValueError: no slot is free, the key has one already, or the prompt does not fit.
+            ValueError: no slot or not this one is free, the key has one already, the prompt does
+                not fit, or nothing of it would be left to read.
         """
         if not self.free:
             raise ValueError("every slot is busy")
+        if slot is None:
+            slot = self.free[0]
+        if self.sequences[slot] is not None:
+            raise ValueError(f"slot {slot} is busy")
         if any(held is not None and held.key == key for held in self.sequences):
             raise ValueError(f"{key!r} has a slot already")
         if not self.fits(prompt_tokens) or max_tokens < 1:
             raise ValueError("the prompt and one token of an answer must fit")
+        if not 0 <= reused_tokens < prompt_tokens:
+            raise ValueError("at least one token of a prompt must be read")
         limit = min(max_tokens, self.context_tokens - prompt_tokens)
-        slot = self.free[0]
-        table = self._with(slot, ActiveSequence(key, self.turns, prompt_tokens, limit))
+        held = ActiveSequence(
+            key, self.turns, prompt_tokens, limit, reused_tokens, read_tokens=reused_tokens
+        )
+        table = self._with(slot, held)
         return replace(table, turns=self.turns + 1), slot
 
     def read(self, slot: int, tokens: int) -> "SlotTable":
@@ -120,6 +141,13 @@ class SlotTable:
         """Free a busy slot."""
         self.occupant(slot)
         return self._with(slot, None)
+
+    def moved(self, source: int, target: int) -> "SlotTable":
+        """Move a sequence to a free slot; its cache is for the caller to move."""
+        held = self.occupant(source)
+        if self.sequences[target] is not None:
+            raise ValueError(f"slot {target} is busy")
+        return self._with(source, None)._with(target, held)
 
     def occupant(self, slot: int) -> ActiveSequence:
         """Who is in a slot.

@@ -4,6 +4,7 @@ import math
 from typing import Final
 
 from edge_agent.engine.base import GenerationRequest, RejectedError, RejectionKind
+from edge_agent.engine.response_format import check_response_format
 
 ROLES: Final = frozenset({"system", "user", "assistant"})
 MAX_STOP_STRINGS: Final = 16
@@ -20,6 +21,8 @@ def check_request(request: GenerationRequest) -> None:
     problem = _prompt_problem(request) or _sampling_problem(request)
     if problem is not None:
         raise RejectedError(RejectionKind.INVALID_REQUEST, problem)
+    if request.response_format is not None:
+        check_response_format(request.response_format)
 
 
 def _prompt_problem(request: GenerationRequest) -> str | None:

@@ -15,20 +15,33 @@ from edge_agent.engine.base import (
     Finished,
     GenerationRequest,
     Message,
+    PrefixReuse,
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     StopReason,
     TextChunk,
 )
 from edge_agent.engine.messages import Cancel, Generate, Started, Step, StepEvent
-from edge_agent.engine.scheduler import Pace, StepPlan, Waiting, admit, plan_step
+from edge_agent.engine.prefixes import KeptSequence, TokenisedPrompt, choose_slot
+from edge_agent.engine.scheduler import (
+    Pace,
+    StepPlan,
+    Waiting,
+    admit,
+    closing_move,
+    plan_step,
+)
 from edge_agent.engine.slots import SlotTable
 
 # While text is held back there is nothing to tell but that work goes on, which the agent's
 # watchdog wants to know.
 _SILENCE_SECONDS: Final = 0.5
+
+# A gap between busy slots often closes by itself, and closing it costs about two steps.
+_GAP_STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +63,22 @@ class TokenModel(Protocol):
     """A loaded model seen as tokens; one thread uses it."""
 
     batch_tokens: int
+    # Whether a sequence can be cut back to its beginning; recurrent models only forget all of it.
+    can_cut: bool
 
-    def tokenise(self, prompt: str | Sequence[Message]) -> list[int]:
+    def tokenise(self, prompt: str | Sequence[Message]) -> TokenisedPrompt:
         """The prompt's tokens as they are decoded, special tokens included.
 
         Raises:
             RejectedError: a chat that this model's template cannot render.
+        """
+        ...
+
+    def grammar(self, wanted: ResponseFormat) -> str:
+        """The grammar that keeps a format, known to be one that the sampler can use.
+
+        Raises:
+            RejectedError: there is none.
         """
         ...
 
@@ -66,12 +89,20 @@ class TokenModel(Protocol):
         """
         ...
 
-    def start_sampling(self, slot: int, sampling: Sampling) -> None:
+    def start_sampling(self, slot: int, sampling: Sampling, grammar: str | None) -> None:
         """Give a slot a fresh sampler of its own."""
         ...
 
+    def stop_sampling(self, slot: int) -> None:
+        """Free a slot's sampler."""
+        ...
+
     def sample(self, slot: int, batch_index: int) -> int:
-        """Sample the token that follows one of the last batch's tokens."""
+        """Sample the token that follows one of the last batch's tokens.
+
+        Raises:
+            RejectedError: the slot's grammar allows no token of this vocabulary any more.
+        """
         ...
 
     def is_end(self, token: int) -> bool:
@@ -84,6 +115,10 @@ class TokenModel(Protocol):
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything in a slot's cache from this position on."""
+        ...
+
+    def swap(self, one: int, other: int) -> None:
+        """Let two slots change places: their caches and their samplers."""
         ...
 
 
@@ -127,14 +162,16 @@ class _Generation:
     """What the worker knows of a request besides its slot."""
 
     request: GenerationRequest
-    tokens: list[int]
+    prompt: TokenisedPrompt
+    grammar: str | None
     arrived_at: float
     text: AnswerText
     started_at: float | None = None
     answer_started_at: float | None = None
     next_token: int = 0
     unsent_tokens: int = 0
-    answer_tokens: int = 0
+    reused_tokens: int = 0
+    answer: list[int] = field(default_factory=list)
     work_seconds: float = 0.0
 
 
@@ -158,6 +195,7 @@ class Worker:
         slots: sequences decoded at once.
         context_tokens: of one sequence.
         cpu_share_ratio: of the time, spent decoding; the rest is rest.
+        prefix_reuse: whose keys and values a request may start from.
         clock: monotonic seconds; the inbox's.
     """
 
@@ -170,6 +208,7 @@ class Worker:
         slots: int,
         context_tokens: int,
         cpu_share_ratio: float = 1.0,
+        prefix_reuse: PrefixReuse = PrefixReuse.SYSTEM,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -181,6 +220,10 @@ class Worker:
         self._table = SlotTable.empty(slots, context_tokens)
         self._waiting: collections.OrderedDict[str, Waiting] = collections.OrderedDict()
         self._generations: dict[str, _Generation] = {}
+        self._reuse = prefix_reuse
+        self._kept: dict[int, KeptSequence] = {}
+        self._kept_turns = 0
+        self._gap_steps = 0
         self._pace = Pace()
         self._busy_seconds = 0.0
         self._rests_until = 0.0
@@ -215,22 +258,25 @@ class Worker:
 
     def _accept(self, request: GenerationRequest, arrived_at: float, events: _Events) -> None:
         try:
-            tokens = self._model.tokenise(request.prompt)
-            if not tokens:
+            prompt = self._model.tokenise(request.prompt)
+            length = len(prompt.tokens)
+            if not length:
                 raise RejectedError(RejectionKind.INVALID_REQUEST, "The prompt has no tokens.")
-            if not self._table.fits(len(tokens)):
+            if not self._table.fits(length):
                 raise RejectedError(
                     RejectionKind.CONTEXT_EXCEEDED,
-                    f"The prompt has {len(tokens)} tokens; with its answer at most"
+                    f"The prompt has {length} tokens; with its answer at most"
                     f" {self._table.context_tokens} fit.",
                 )
+            wanted = request.response_format
+            grammar = None if wanted is None else self._model.grammar(wanted)
         except RejectedError as error:
             events.add(request.key, error)
             return
         key = request.key
-        self._waiting[key] = Waiting(key, len(tokens), request.sampling.max_tokens)
+        self._waiting[key] = Waiting(key, length, request.sampling.max_tokens)
         text = AnswerText(request.sampling.stop)
-        self._generations[key] = _Generation(request, tokens, arrived_at, text)
+        self._generations[key] = _Generation(request, prompt, grammar, arrived_at, text)
 
     def _cancel(self, key: str, events: _Events) -> None:
         if self._waiting.pop(key, None) is not None:
@@ -241,15 +287,50 @@ class Worker:
                 self._free(slot)
                 self._finish(key, StopReason.CANCELLED, self._clock(), events)
 
-    def _decode_step(self, events: _Events) -> None:
-        started_at = self._clock()
-        self._table, admitted = admit(self._table, self._waiting.values())
+    def _admit(self, started_at: float, events: _Events) -> None:
+        """Give free slots to those who wait, each with as much in it as it may reuse."""
+
+        def choose(key: str, free: Sequence[int]) -> tuple[int, int]:
+            generation = self._generations[key]
+            slot, reused = choose_slot(
+                free,
+                self._kept,
+                generation.prompt,
+                generation.request.session_id,
+                reuse=self._reuse,
+                can_cut=self._model.can_cut,
+            )
+            self._kept.pop(slot, None)
+            if self._model.can_cut or not reused:
+                self._model.truncate(slot, reused)
+            return slot, reused
+
+        self._table, admitted = admit(self._table, self._waiting.values(), choose)
         for key, slot in admitted:
             del self._waiting[key]
             generation = self._generations[key]
             generation.started_at = started_at
-            self._model.start_sampling(slot, generation.request.sampling)
+            generation.reused_tokens = self._table.occupant(slot).reused_tokens
+            self._model.start_sampling(slot, generation.request.sampling, generation.grammar)
             events.add(key, Started())
+
+    def _close_gap(self) -> None:
+        """Move a sequence next to the others when a gap between them has stayed for a while."""
+        move = closing_move(self._table)
+        self._gap_steps = 0 if move is None else self._gap_steps + 1
+        if move is None or self._gap_steps < _GAP_STEPS:
+            return
+        source, target = move
+        self._model.swap(source, target)
+        self._table = self._table.moved(source, target)
+        kept = self._kept.pop(target, None)
+        if kept is not None:
+            self._kept[source] = kept
+
+    def _decode_step(self, events: _Events) -> None:
+        started_at = self._clock()
+        self._admit(started_at, events)
+        self._close_gap()
         has_decoders = any(not sequence.is_reading for _, sequence in self._table.active)
         room = self._model.batch_tokens - len(self._table.sequences)
         budget = self._pace.budget(has_decoders, room, self._share_ratio)
@@ -262,15 +343,22 @@ class Worker:
 
         # The look at each node of the graph costs a pure decode step several per cent, and such
         # a step is short anyway.
-        is_done = self._model.decode(batch, should_abort if reading else None)
-        ended: list[tuple[int, StopReason]] = []
+        can_abort = bool(reading) and self._model.can_cut
+        is_done = self._model.decode(batch, should_abort if can_abort else None)
+        ended: list[tuple[int, StopReason | RejectedError]] = []
         if is_done:
             for prefill in plan.prefills:
                 self._table = self._table.read(prefill.slot, prefill.count)
                 read = self._table.occupant(prefill.slot)
                 events.add(read.key, PromptProgress(read.read_tokens, read.prompt_tokens))
             for slot, batch_index in outputs:
-                reason = self._take_token(slot, self._model.sample(slot, batch_index), events)
+                reason: StopReason | RejectedError | None
+                try:
+                    token = self._model.sample(slot, batch_index)
+                except RejectedError as error:
+                    reason = error
+                else:
+                    reason = self._take_token(slot, token, events)
                 if reason is not None:
                     ended.append((slot, reason))
         else:
@@ -282,7 +370,11 @@ class Worker:
         for slot, reason in ended:
             key = self._table.occupant(slot).key
             self._free(slot)
-            self._finish(key, reason, now, events)
+            if isinstance(reason, RejectedError):
+                del self._generations[key]
+                events.add(key, reason)
+            else:
+                self._finish(key, reason, now, events)
         if is_done and plan.prefills:
             self._pace = self._pace.after(plan.tokens, now - started_at)
         self._rests_until = now + (now - started_at) * self._rest_ratio
@@ -297,7 +389,7 @@ class Worker:
             token = self._generations[sequence.key].next_token
             batch.append(BatchToken(token, sequence.cached_tokens, slot, True))
         for prefill in plan.prefills:
-            tokens = self._generations[self._table.occupant(prefill.slot).key].tokens
+            tokens = self._generations[self._table.occupant(prefill.slot).key].prompt.tokens
             end = prefill.start + prefill.count
             batch.extend(
                 BatchToken(tokens[position], position, prefill.slot, False)
@@ -315,7 +407,7 @@ class Worker:
         generation = self._generations[sequence.key]
         if generation.answer_started_at is None:
             generation.answer_started_at = self._clock()
-        generation.answer_tokens += 1
+        generation.answer.append(token)
         generation.unsent_tokens += 1
         generation.next_token = token
         is_end = self._model.is_end(token)
@@ -343,7 +435,21 @@ class Worker:
             generation.work_seconds += seconds * tokens / plan.tokens
 
     def _free(self, slot: int) -> None:
-        self._model.truncate(slot, 0)
+        """Free a slot; what is in its cache stays there for whoever may reuse it."""
+        sequence = self._table.occupant(slot)
+        generation = self._generations[sequence.key]
+        self._model.stop_sampling(slot)
+        if self._reuse is PrefixReuse.OFF or not sequence.cached_tokens:
+            self._model.truncate(slot, 0)
+        else:
+            self._kept_turns += 1
+            answered = max(0, sequence.answer_tokens - 1)  # the last token was never decoded
+            self._kept[slot] = KeptSequence(
+                [*generation.prompt.tokens[: sequence.read_tokens], *generation.answer[:answered]],
+                generation.prompt.shared_tokens,
+                generation.request.session_id,
+                self._kept_turns,
+            )
         self._table = self._table.release(slot)
 
     def _finish(self, key: str, reason: StopReason, now: float, events: _Events) -> None:
@@ -355,11 +461,12 @@ class Worker:
             key,
             Finished(
                 reason=reason,
-                prompt_tokens=len(generation.tokens),
-                completion_tokens=generation.answer_tokens,
+                prompt_tokens=len(generation.prompt.tokens),
+                completion_tokens=len(generation.answer),
                 queue_seconds=started - generation.arrived_at,
                 prefill_seconds=answered - started,
                 decode_seconds=now - answered,
                 work_seconds=generation.work_seconds,
+                cached_prompt_tokens=generation.reused_tokens,
             ),
         )

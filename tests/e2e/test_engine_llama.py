@@ -202,7 +202,7 @@ from edge_agent.engine.llama_cpp import LlamaModel, logits_of
 path, texts = Path(sys.argv[1]), json.loads(sys.argv[2])
 settings = EngineSettings(path, context_tokens=256, slots=len(texts), threads=2)
 model = LlamaModel(settings)
-prompts = [model.tokenise(text) for text in texts]
+prompts = [model.tokenise(text).tokens for text in texts]
 for together in (False, True):
     for row in logits_of(settings, prompts, together=together):
         print(array.array("f", row).tobytes().hex())

@@ -7,6 +7,7 @@ from edge_agent.engine.scheduler import (
     Pace,
     Waiting,
     admit,
+    closing_move,
     plan_step,
 )
 from edge_agent.engine.slots import SlotTable
@@ -101,3 +102,29 @@ def test_the_pace_follows_what_was_measured() -> None:
     assert 49.9 < pace.tokens_per_second < 51.0
     assert pace.after(MIN_BUDGET_TOKENS - 1, 5.0) is pace
     assert pace.after(100, 0.0) is pace
+
+
+def test_whoever_waits_takes_the_slot_that_is_chosen_for_it() -> None:
+    waiting = [Waiting(name, 5, 5) for name in "ab"]
+    table, admitted = admit(
+        SlotTable.empty(3, CONTEXT_TOKENS),
+        waiting,
+        lambda key, free: (free[-1], 4 if key == "b" else 0),
+    )
+    assert admitted == (("a", 2), ("b", 1))
+    assert table.occupant(1).unread_tokens == 1
+
+
+@given(busy=st.sets(st.integers(0, 9)))
+def test_moves_bring_busy_slots_together_and_come_to_an_end(busy: set[int]) -> None:
+    table = SlotTable.empty(10, CONTEXT_TOKENS)
+    for slot in busy:
+        table, _ = table.claim(f"r{slot}", 5, 5, slot)
+    moves = 0
+    while (move := closing_move(table)) is not None:
+        table = table.moved(*move)
+        moves += 1
+        assert moves <= len(busy) / 2 + 1
+    slots = sorted(slot for slot, _ in table.active)
+    assert len(slots) == len(busy)
+    assert not slots or slots[-1] - slots[0] == len(slots) - 1

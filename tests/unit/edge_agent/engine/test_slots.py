@@ -69,6 +69,27 @@ def test_misuse_is_refused() -> None:
         table.claim("c", 3, 1)
 
 
+def test_a_claim_may_name_its_slot_and_what_is_in_it() -> None:
+    table, slot = SlotTable.empty(3, CONTEXT_TOKENS).claim("a", 5, 5, slot=2, reused_tokens=3)
+    assert slot == 2
+    held = table.occupant(2)
+    assert (held.reused_tokens, held.read_tokens, held.unread_tokens) == (3, 3, 2)
+    with pytest.raises(ValueError, match="slot 2 is busy"):
+        table.claim("b", 5, 5, slot=2)
+    with pytest.raises(ValueError, match="must be read"):
+        table.claim("b", 5, 5, slot=1, reused_tokens=5)
+
+
+def test_a_sequence_moves_with_all_its_counts() -> None:
+    table, _ = SlotTable.empty(3, CONTEXT_TOKENS).claim("a", 5, 5)
+    held = table.read(0, 5).answer(0).occupant(0)
+    moved = table.read(0, 5).answer(0).moved(0, 2)
+    assert moved.occupant(2) == held
+    assert moved.free == [0, 1]
+    with pytest.raises(ValueError, match="slot 2 is busy"):
+        moved.claim("b", 5, 5)[0].moved(0, 2)
+
+
 class SlotMachine(RuleBasedStateMachine):
     """Any order of claims, reads, answers and releases keeps the counts right (R16)."""
 

@@ -6,16 +6,20 @@ import pytest
 
 from edge_agent.engine.base import (
     Finished,
+    FormatKind,
     GenerationRequest,
     Message,
+    PrefixReuse,
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     StopReason,
     TextChunk,
 )
 from edge_agent.engine.messages import Cancel, Generate, Started, Step, StepEvent
+from edge_agent.engine.prefixes import TokenisedPrompt
 from edge_agent.engine.worker import BatchToken, Inbox, Worker
 
 END = 256
@@ -30,10 +34,13 @@ class ScriptedModel:
     """
 
     batch_tokens = 64
+    can_cut = True
 
     def __init__(self, answers: dict[str, bytes], slots: int) -> None:
         self.answers = answers
         self.caches: list[list[int]] = [[] for _ in range(slots)]
+        self.samplers: dict[int, str | None] = {}
+        self.swaps = 0
         self.batch: Sequence[BatchToken] = ()
         self.batch_sizes: list[int] = []
         self.now = 0.0
@@ -42,10 +49,16 @@ class ScriptedModel:
     def clock(self) -> float:
         return self.now
 
-    def tokenise(self, prompt: str | Sequence[Message]) -> list[int]:
+    def tokenise(self, prompt: str | Sequence[Message]) -> TokenisedPrompt:
+        """A raw prompt's part before "/" is its system prompt."""
         if not isinstance(prompt, str):
             raise RejectedError(RejectionKind.NO_CHAT_TEMPLATE, "no template")
-        return list(prompt.encode())
+        return TokenisedPrompt(list(prompt.encode()), prompt.find("/") + 1)
+
+    def grammar(self, wanted: ResponseFormat) -> str:
+        if "bad" in wanted.text:
+            raise RejectedError(RejectionKind.INVALID_REQUEST, "a bad grammar")
+        return wanted.text
 
     def decode(self, batch: Sequence[BatchToken], should_abort: Callable[[], bool] | None) -> bool:
         assert 0 < len(batch) <= self.batch_tokens
@@ -61,15 +74,21 @@ class ScriptedModel:
         self.batch = batch
         return True
 
-    def start_sampling(self, slot: int, sampling: Sampling) -> None:
-        assert self.caches[slot] == []
+    def start_sampling(self, slot: int, sampling: Sampling, grammar: str | None) -> None:
+        assert slot not in self.samplers
+        self.samplers[slot] = grammar
+
+    def stop_sampling(self, slot: int) -> None:
+        del self.samplers[slot]
 
     def sample(self, slot: int, batch_index: int) -> int:
         item = self.batch[batch_index]
         assert item.slot == slot
         assert item.wants_logits
+        if self.samplers[slot] == "stuck":
+            raise RejectedError(RejectionKind.INVALID_REQUEST, "stuck")
         cache = bytes(self.caches[slot])
-        prompt_length = cache.index(b"|") + 1
+        prompt_length = cache.rindex(b"|") + 1
         answer = self.answers[chr(cache[0])]
         position = len(cache) - prompt_length
         return answer[position] if position < len(answer) else END
@@ -82,7 +101,15 @@ class ScriptedModel:
 
     def truncate(self, slot: int, length: int) -> None:
         assert length <= len(self.caches[slot])
+        assert self.can_cut or length == 0
         del self.caches[slot][length:]
+
+    def swap(self, one: int, other: int) -> None:
+        self.swaps += 1
+        caches = self.caches
+        caches[one], caches[other] = caches[other], caches[one]
+        places = {one: other, other: one}
+        self.samplers = {places.get(slot, slot): held for slot, held in self.samplers.items()}
 
 
 class Rig:
@@ -95,6 +122,7 @@ class Rig:
         slots: int = 2,
         context_tokens: int = 200,
         cpu_share_ratio: float = 1.0,
+        prefix_reuse: PrefixReuse = PrefixReuse.SYSTEM,
     ) -> None:
         self.model = ScriptedModel(answers, slots)
         self.inbox = Inbox(self.model.clock)
@@ -106,13 +134,23 @@ class Rig:
             slots=slots,
             context_tokens=context_tokens,
             cpu_share_ratio=cpu_share_ratio,
+            prefix_reuse=prefix_reuse,
             clock=self.model.clock,
         )
 
-    def ask(self, key: str, prompt: str, **sampling: object) -> None:
+    def ask(
+        self,
+        key: str,
+        prompt: str,
+        *,
+        session_id: str = "",
+        grammar: str | None = None,
+        **sampling: object,
+    ) -> None:
         fields: dict[str, object] = {"max_tokens": 100, **sampling}
-        request = GenerationRequest(key, prompt, Sampling(**fields))  # type: ignore[arg-type]
-        self.inbox.put(Generate(request))
+        wanted = None if grammar is None else ResponseFormat(FormatKind.GRAMMAR, grammar)
+        chosen = Sampling(**fields)  # type: ignore[arg-type]
+        self.inbox.put(Generate(GenerationRequest(key, prompt, chosen, wanted, session_id)))
 
     def run(self) -> None:
         self.worker.step()
@@ -146,7 +184,9 @@ def test_an_answer_that_the_model_ends_stops() -> None:
     assert account.prompt_tokens == 2
     assert account.completion_tokens == 6  # the token that ends it was decoded as well
     assert isinstance(rig.events("k")[0], Started)
-    assert rig.model.caches == [[], []]
+    # What was decoded stays for whoever begins alike; the last token never was.
+    assert [bytes(cache) for cache in rig.model.caches] == [b"a|hello", b""]
+    assert rig.model.samplers == {}
 
 
 def test_sequences_share_each_step() -> None:
@@ -271,7 +311,7 @@ def test_a_cancel_aborts_the_reading_of_its_prompt_and_spoils_nobody_else() -> N
     assert account.prompt_tokens == 102
     assert not any(isinstance(event, PromptProgress) for event in rig.events("long"))
     assert rig.text("other") == "ABCDEFGH"
-    assert rig.model.caches == [[], []]
+    assert [bytes(cache) for cache in rig.model.caches] == [b"a|ABCDEFGH", b""]
 
 
 def test_seconds_are_shared_and_add_up() -> None:
@@ -327,3 +367,120 @@ def test_an_idle_worker_waits_for_commands() -> None:
     assert rig.worker.seconds_to_next_step() is None
     rig.worker.step()
     assert rig.steps == []
+
+
+def test_a_turn_of_a_session_reads_only_what_is_new() -> None:
+    rig = Rig({"a": b"A"})
+    rig.ask("first", "a one|", session_id="s")
+    rig.run()
+    rig.model.batch_sizes.clear()
+    rig.ask("second", "a one|A two|", session_id="s")
+    rig.run()
+    assert rig.text("second") == "A"
+    assert rig.account("first").cached_prompt_tokens == 0
+    account = rig.account("second")
+    assert account.prompt_tokens == 12
+    assert account.cached_prompt_tokens == 7
+    assert rig.model.batch_sizes == [5, 1]
+    progress = [e for e in rig.events("second") if isinstance(e, PromptProgress)]
+    assert progress == [PromptProgress(12, 12)]
+
+
+def test_a_prompt_that_is_there_already_is_read_from_its_last_token() -> None:
+    rig = Rig({"a": b"A"})
+    for key in ("first", "again"):
+        rig.ask(key, "a one|", session_id="s")
+        rig.run()
+    assert rig.text("again") == "A"
+    assert rig.account("again").cached_prompt_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("reuse", "session_id", "cached"),
+    [
+        (PrefixReuse.ANY, "", 47),
+        (PrefixReuse.SYSTEM, "other", 40),
+        (PrefixReuse.SYSTEM, "same", 47),
+        (PrefixReuse.SESSION, "other", 0),
+        (PrefixReuse.SESSION, "same", 47),
+        (PrefixReuse.OFF, "same", 0),
+    ],
+)
+def test_what_others_may_start_from_is_for_the_operator_to_say(
+    reuse: PrefixReuse, session_id: str, cached: int
+) -> None:
+    rig = Rig({"a": b"A"}, prefix_reuse=reuse)
+    system = "a" + "y" * 38 + "/"
+    rig.ask("first", system + "secret one|", session_id="same")
+    rig.run()
+    rig.ask("second", system + "secret two|", session_id=session_id)
+    rig.run()
+    assert rig.text("second") == "A"
+    assert rig.account("second").cached_prompt_tokens == cached
+
+
+def test_a_model_that_cannot_cut_back_reuses_whole_sequences_only() -> None:
+    rig = Rig({"a": b"A"}, slots=1)
+    rig.model.can_cut = False
+    rig.ask("first", "a one|", session_id="s")
+    rig.run()
+    rig.ask("longer", "a one|A two|", session_id="s")
+    rig.run()
+    rig.ask("other", "a one|B|", session_id="s")
+    rig.run()
+    cached = [rig.account(key).cached_prompt_tokens for key in ("first", "longer", "other")]
+    assert cached == [0, 7, 0]
+    assert rig.text("longer") == rig.text("other") == "A"
+
+
+def test_what_a_cancelled_prompt_has_read_is_kept() -> None:
+    rig = Rig({"a": b"A"}, slots=1)
+    prompt = "a" + "x" * 150 + "|"
+    rig.ask("gone", prompt, session_id="s")
+    rig.worker.step()
+    rig.inbox.put(Cancel("gone"))
+    rig.worker.step()
+    read = len(rig.model.caches[0])
+    assert 0 < read < 152
+    rig.ask("again", prompt, session_id="s")
+    rig.run()
+    assert rig.account("again").cached_prompt_tokens == read
+    assert rig.text("again") == "A"
+
+
+def test_a_gap_between_busy_slots_is_closed_and_nobody_notices() -> None:
+    rig = Rig({"a": b"A" * 80, "b": b"B" * 3, "c": b"C" * 80}, slots=3)
+    for name in "abc":
+        rig.ask(name, f"{name}|", session_id=name)
+    rig.run()
+    assert rig.model.swaps == 1
+    assert rig.text("a") == "A" * 80
+    assert rig.text("c") == "C" * 80
+    # What was kept in the gap has moved as well, and is found where it is now.
+    rig.ask("again", "b|BBB more|", session_id="b")
+    rig.run()
+    assert rig.account("again").cached_prompt_tokens == 5
+    assert rig.text("again") == "BBB"
+
+
+def test_a_bad_grammar_is_rejected_before_anything_is_decoded() -> None:
+    rig = Rig({"a": b"A"})
+    rig.ask("k", "a|", grammar="root ::= bad")
+    rig.run()
+    (error,) = rig.events("k")
+    assert isinstance(error, RejectedError)
+    assert error.kind is RejectionKind.INVALID_REQUEST
+    assert rig.model.batch_sizes == []
+
+
+def test_a_grammar_that_gets_stuck_ends_its_own_answer_alone() -> None:
+    rig = Rig({"a": b"AAA", "b": b"BBB"})
+    rig.ask("stuck", "a|", grammar="stuck")
+    rig.ask("fine", "b|", grammar='root ::= "B"+')
+    rig.run()
+    error = rig.events("stuck")[-1]
+    assert isinstance(error, RejectedError)
+    assert error.kind is RejectionKind.INVALID_REQUEST
+    assert rig.text("fine") == "BBB"
+    assert rig.model.samplers == {}
+    assert rig.worker.seconds_to_next_step() is None
