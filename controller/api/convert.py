@@ -14,7 +14,7 @@ from controller.fleet.convert import (
     order_update_to_proto,
     usage_to_proto,
 )
-from controller.ids import ModelName, RequestId, new_request_id
+from controller.ids import ModelName, NodeId, RequestId, new_request_id
 from controller.request_manager.records import Account, RequestRecord
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
@@ -58,6 +58,7 @@ def request_from_proto(message: types_pb2.InferenceRequest) -> InferenceRequest:
             else None,
             max_price_usd=limits.max_price_usd if limits.HasField("max_price_usd") else None,
             edge_only=limits.edge_only,
+            node_id=NodeId(limits.node_id) if limits.node_id else None,
         ),
     )
 

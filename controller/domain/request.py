@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from controller.ids import ModelName, RequestId
+from controller.ids import ModelName, NodeId, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Constraints:
     deadline_seconds: float | None = None
     max_price_usd: float | None = None
     edge_only: bool = False
+    node_id: NodeId | None = None
 
 
 class FormatKind(enum.Enum):

@@ -28,6 +28,7 @@ class RefusalReason(enum.Enum):
     DEADLINE_TOO_SOON = "deadline_too_soon"
     PRICE_TOO_HIGH = "price_too_high"
     NOT_ON_EDGE = "not_on_edge"
+    OTHER_NODE = "other_node"
 
 
 _BIT: Final = {reason: 1 << position for position, reason in enumerate(RefusalReason)}
@@ -119,6 +120,8 @@ class FeasibilityReport:
             )
         if reason is RefusalReason.NO_CHAT_TEMPLATE:
             return "the model has no chat template; send a raw prompt"
+        if reason is RefusalReason.OTHER_NODE:
+            return f"is not on {limits.node_id}, the only node that was allowed"
         if reason is RefusalReason.QUALITY_TOO_LOW:
             return (
                 f"predicted quality {predicted.quality[r, d]:.3f} "
@@ -167,6 +170,10 @@ def judge_pairs(
         row, limits = refused_by[r], request.constraints
         if request.model is not None:
             row[_serves_another(destinations, request.model)] |= _BIT[RefusalReason.OTHER_MODEL]
+        if limits.node_id is not None:
+            row[[d.node_id != limits.node_id for d in destinations]] |= _BIT[
+                RefusalReason.OTHER_NODE
+            ]
         if request.is_chat:
             row[lacks_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
         if limits.min_quality_ratio is not None:

@@ -298,6 +298,7 @@ class RequestConstraints(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     MAX_PRICE_USD_FIELD_NUMBER: _builtins.int
     EDGE_ONLY_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
     min_quality_ratio: _builtins.float
     """Least predicted quality, 0 to 1. Absent: any."""
     deadline_seconds: _builtins.float
@@ -306,6 +307,8 @@ class RequestConstraints(_message.Message):
     """Most money this one request may cost. Absent: any."""
     edge_only: _builtins.bool
     """True: the prompt must not leave edge nodes."""
+    node_id: _builtins.str
+    """Only this node; for profiling and tests. Empty: any."""
     def __init__(
         self,
         *,
@@ -313,10 +316,11 @@ class RequestConstraints(_message.Message):
         deadline_seconds: _builtins.float | None = ...,
         max_price_usd: _builtins.float | None = ...,
         edge_only: _builtins.bool = ...,
+        node_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_max_price_usd", b"_max_price_usd", "_min_quality_ratio", b"_min_quality_ratio", "deadline_seconds", b"deadline_seconds", "max_price_usd", b"max_price_usd", "min_quality_ratio", b"min_quality_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_max_price_usd", b"_max_price_usd", "_min_quality_ratio", b"_min_quality_ratio", "deadline_seconds", b"deadline_seconds", "edge_only", b"edge_only", "max_price_usd", b"max_price_usd", "min_quality_ratio", b"min_quality_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds", "_max_price_usd", b"_max_price_usd", "_min_quality_ratio", b"_min_quality_ratio", "deadline_seconds", b"deadline_seconds", "edge_only", b"edge_only", "max_price_usd", b"max_price_usd", "min_quality_ratio", b"min_quality_ratio", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_seconds: _TypeAlias = _typing.Literal["deadline_seconds"]  # noqa: Y015
     _WhichOneofArgType__deadline_seconds: _TypeAlias = _typing.Literal["_deadline_seconds", b"_deadline_seconds"]  # noqa: Y015

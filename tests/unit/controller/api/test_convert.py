@@ -43,6 +43,12 @@ def test_zero_that_was_sent_is_not_taken_for_absent() -> None:
     assert request.constraints == Constraints(0.0, 0.0, 0.0, False)
 
 
+def test_request_may_name_the_only_node_it_may_go_to() -> None:
+    limits = types_pb2.RequestConstraints(node_id="pi")
+    message = types_pb2.InferenceRequest(prompt="Hello", constraints=limits)
+    assert request_from_proto(message).constraints == Constraints(node_id=NodeId("pi"))
+
+
 @pytest.mark.parametrize("name", ["", "auto"])
 def test_router_chooses_the_model_when_none_is_asked_for(name: str) -> None:
     message = types_pb2.InferenceRequest(prompt="Hello", model=name)

@@ -3,7 +3,7 @@ import pytest
 
 from controller.domain.cluster import NodeKind, NodeState, TokenPrice
 from controller.domain.request import ChatMessage, Constraints, InferenceRequest
-from controller.ids import ModelName
+from controller.ids import ModelName, NodeId
 from controller.routing.feasibility import RefusalReason
 from controller.routing.formulation import FormulatedBatch, formulate
 from tests.unit.controller.routing.clusters import destination, fleet, node, request
@@ -79,6 +79,12 @@ def test_only_ready_nodes_that_refuse_nothing_are_routed_to() -> None:
             0,
             RefusalReason.NOT_ON_EDGE,
             "the node is in the cloud; the request must stay on the edge",
+        ),
+        (
+            request(constraints=Constraints(node_id=NodeId("edge"))),
+            0,
+            RefusalReason.OTHER_NODE,
+            "is not on edge, the only node that was allowed",
         ),
     ],
 )
