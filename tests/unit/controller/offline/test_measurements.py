@@ -82,7 +82,7 @@ def test_bad_csv_says_where_it_is_bad(tmp_path: Path, change: Any, told: str) ->
     path = tmp_path / "a.csv"
     write_measurements(path, [measurement()], "csv")
     path.write_text(change(path.read_text()))
-    with pytest.raises(MeasurementsError, match="a.csv") as caught:
+    with pytest.raises(MeasurementsError, match=r"a\.csv") as caught:
         read_measurements(path)
     assert told in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_bad_csv_says_where_it_is_bad(tmp_path: Path, change: Any, told: str) ->
 def test_bad_parquet_is_told(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(MeasurementsError, match="a.parquet"):
+    with pytest.raises(MeasurementsError, match=r"a\.parquet"):
         read_measurements(tmp_path / "a.parquet")
 
 
@@ -101,7 +101,7 @@ def test_missing_files_and_other_formats_are_told(tmp_path: Path) -> None:
     with pytest.raises(MeasurementsError, match="No such file"):
         read_measurements(tmp_path / "a.csv")
     (tmp_path / "a.txt").touch()
-    with pytest.raises(MeasurementsError, match="not a .parquet"):
+    with pytest.raises(MeasurementsError, match=r"not a \.parquet"):
         read_measurements(tmp_path / "a.txt")
 
 
