@@ -114,11 +114,14 @@ class FleetSettings:
         health_interval_seconds: how often a node reports its health.
         lease_seconds: a node silent for this long counts as gone.
         probe_interval_seconds: how often the round trip is measured.
+        goodput_interval_seconds: how often a probe carries some kilobytes to measure goodput, on
+            links that are idle and not metered; alternately to the node and back.
     """
 
     health_interval_seconds: float = 1.0
     lease_seconds: float = 10.0
     probe_interval_seconds: float = 5.0
+    goodput_interval_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +340,7 @@ _ABOVE_ZERO: Final = (
     "fleet.health_interval_seconds",
     "fleet.lease_seconds",
     "fleet.probe_interval_seconds",
+    "fleet.goodput_interval_seconds",
     "orders.accept_seconds",
     "orders.silence_seconds",
     "orders.total_seconds",

@@ -179,13 +179,19 @@ def node_to_proto(view: NodeView) -> admin_pb2.NodeStatus:
         state=record.state.value,
         last_seen_seconds=view.last_seen_seconds,
         attributes=attributes_to_proto(record.hello.attributes),
-        models=[model_to_proto(model) for model in record.models],
+        models=[model_to_proto(model) for model in view.models],
         health=health_to_proto(record.health) if record.health else None,
         round_trip_seconds=record.round_trip_seconds,
         backlog_seconds=view.backlog_seconds,
         inflight_requests=len(record.requests),
         completed_requests=record.completed_requests,
         failed_requests=record.failed_requests,
+        cancelled_requests=record.cancelled_requests,
+        round_trip_age_seconds=view.round_trip_age_seconds,
+        receive_bytes_per_second=record.path.receive_bytes_per_second,
+        transmit_bytes_per_second=record.path.transmit_bytes_per_second,
+        goodput_age_seconds=view.goodput_age_seconds,
+        health_age_seconds=view.health_age_seconds,
     )
 
 

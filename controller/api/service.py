@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -26,7 +26,7 @@ from controller.errors import (
 )
 from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState, is_routable
+from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState
 from controller.request_manager.decider import Decider, PolicyChoice
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
@@ -50,12 +50,20 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as operators see it; derived from what routing uses."""
+    """A node as operators see it; derived from what routing uses.
+
+    Attributes:
+        models: with the speeds that predictions use now, rather than those first measured.
+    """
 
     node_id: NodeId
     record: NodeRecord
     last_seen_seconds: float
     backlog_seconds: float
+    round_trip_age_seconds: float | None
+    goodput_age_seconds: float | None
+    health_age_seconds: float | None
+    models: tuple[ReportedModel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,10 @@ class RouterService:
         for request in requests:
             self._check(request)
         return await self._decider.dry_run(
-            requests, self._profiler.snapshot(time.monotonic()), policy, weights
+            requests,
+            self._profiler.snapshot(time.monotonic(), [r.session_id for r in requests]),
+            policy,
+            weights,
         )
 
     def admitted(
@@ -153,7 +164,7 @@ class RouterService:
         found: dict[ModelName, ServedModel] = {}
         for node_id, record in sorted(self._profiler.nodes.items()):
             for model in record.models if record.state is NodeState.READY else ():
-                if not is_routable(model):
+                if not record.is_routable(model):
                     continue
                 known = found.get(model.name)
                 found[model.name] = ServedModel(
@@ -269,8 +280,8 @@ class RouterService:
         try:
             async with aclosing(self._sessions.order(node_id, order)) as updates:
                 async for update in updates:
-                    record = self._profiler.nodes.get(node_id)
-                    models = record.models if record is not None and update.is_last else ()
+                    is_known = update.is_last and node_id in self._profiler.nodes
+                    models = self._view(node_id).models if is_known else ()
                     told.put_nowait(Calibrating(node_id, update, models))
         except RouterError as error:
             told.put_nowait(Calibrating(node_id, OrderUpdate("", OrderPhase.FAILED, str(error))))
@@ -314,5 +325,14 @@ class RouterService:
     def _view(self, node_id: NodeId) -> NodeView:
         record, now = self._profiler.nodes[node_id], time.monotonic()
         return NodeView(
-            node_id, record, now - record.last_seen_at, record.requests.backlog_seconds(now)
+            node_id,
+            record,
+            now - record.last_seen_at,
+            record.requests.backlog_seconds(now),
+            record.path.round_trip_age_seconds(now),
+            record.path.goodput_age_seconds(now),
+            None if record.health_at is None else now - record.health_at,
+            tuple(
+                replace(model, calibration=record.calibration_of(model)) for model in record.models
+            ),
         )

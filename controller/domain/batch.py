@@ -36,7 +36,11 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One destination seen from one request; `refusal` says why it cannot take it."""
+    """One destination seen from one request; `refusal` says why it cannot take it.
+
+    `prefill_seconds` is the part of `work_seconds` that reads the prompt, of which
+    `predicted_prompt_tokens` are not held from an earlier turn.
+    """
 
     node_id: NodeId
     model: ModelName
@@ -50,6 +54,8 @@ class Candidate:
     predicted_output_tokens: float
     finish_seconds: float | None = None
     refusal: str | None = None
+    predicted_prompt_tokens: float = 0.0
+    prefill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The fleet as one decision sees it."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from controller.ids import ModelName, NodeId
 
@@ -79,6 +80,30 @@ class NetworkPath:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlightWork:
+    """What one request in flight still needs: prompt tokens to read and tokens to write."""
+
+    model: ModelName
+    prompt_tokens: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrefix:
+    """Where the last turn of a conversation was answered.
+
+    Attributes:
+        tokens: of that turn, prompt and answer: what the node may still hold.
+        hit_ratio: share of such tokens that this destination has really saved lately, 0 to 1.
+    """
+
+    node_id: NodeId
+    model: ModelName
+    tokens: int
+    hit_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
 class Destination:
     """A node and a model on it: one column of every routing array.
 
@@ -89,6 +114,13 @@ class Destination:
         quality_source: where that came from, such as "prior" or "profiled".
         quality_count: observations behind it.
         characters_per_token: of English text under this model's tokenizer.
+        refuses_raw_prompts: takes only chats.
+        supports_response_format: keeps a `ResponseFormat`.
+        free_slots: not claimed now; None when nobody counts.
+        next_slot_seconds: predicted time until one is free; 0 while one is.
+        typical_answer_tokens: mean length of its answers when nothing cuts them off; None when
+            nobody knows.
+        extra_prompt_tokens: what its template adds beyond the estimate, from its completions.
     """
 
     node_id: NodeId
@@ -105,6 +137,12 @@ class Destination:
     quality_source: str
     quality_count: int
     characters_per_token: float
+    refuses_raw_prompts: bool = False
+    supports_response_format: bool = True
+    free_slots: int | None = None
+    next_slot_seconds: float = 0.0
+    typical_answer_tokens: float | None = None
+    extra_prompt_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +153,10 @@ class Node:
         power: None when neither a sensor nor a model of the board exists.
         backlog_seconds: predicted executor seconds of work ahead of a new batch.
         refusal: why the node takes nothing now; None when it does.
+        paper_backlog_seconds: the same by the paper's rule, which hears of dispatches alone.
+        in_flight: what its requests still need, in the order of their claims.
+        overhead_seconds: of a request outside the engine and the network, from completions.
+        receive_usd_per_byte, transmit_usd_per_byte: of its link, to the node and from it.
     """
 
     node_id: NodeId
@@ -125,6 +167,11 @@ class Node:
     backlog_seconds: float
     inflight_requests: int
     refusal: str | None = None
+    paper_backlog_seconds: float = 0.0
+    in_flight: tuple[InFlightWork, ...] = ()
+    overhead_seconds: float = 0.0
+    receive_usd_per_byte: float = 0.0
+    transmit_usd_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +181,9 @@ class ClusterSnapshot:
     Attributes:
         nodes: in order of node_id.
         destinations: in order of (node_id, model); each names a node of `nodes`.
+        sessions: of the conversations that were asked for, those with an earlier turn.
     """
 
     nodes: tuple[Node, ...]
     destinations: tuple[Destination, ...]
+    sessions: Mapping[str, SessionPrefix] = field(default_factory=dict)

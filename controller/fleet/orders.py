@@ -74,6 +74,10 @@ class OrderBook:
     def __len__(self) -> int:
         return len(self._running)
 
+    def is_busy(self, node_id: NodeId) -> bool:
+        """Whether this node is carrying out an order."""
+        return any(running.node_id == node_id for running in self._running.values())
+
     async def follow(
         self, node_id: NodeId, order: Order, send: Send
     ) -> AsyncGenerator[OrderUpdate, None]:

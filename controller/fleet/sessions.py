@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -26,14 +27,15 @@ from controller.fleet.links import NodeLink
 from controller.fleet.orders import OrderBook
 from controller.fleet.registry import Registry
 from controller.ids import NodeId, RequestId, SessionId
+from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
 from controller.profiler.state import (
     DrainChanged,
     HealthReported,
     ModelsReported,
     NodeConnected,
     NodeDisconnected,
+    ProbeReturned,
     ProfilerState,
-    RoundTripMeasured,
 )
 from pointsman.v1 import fleet_pb2
 
@@ -49,6 +51,13 @@ OnLost = Callable[[NodeId, str], None]
 
 class IncompatibleVersionError(Exception):
     """The agent speaks no version of the protocol that this controller speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SentProbe:
+    node_id: NodeId
+    at: float
+    size: ProbeSize
 
 
 class FleetSessions:
@@ -69,7 +78,7 @@ class FleetSessions:
         self._registry = Registry(settings.lease_seconds)
         self._orders = OrderBook(orders or OrderSettings())
         self._links: dict[NodeId, NodeLink] = {}
-        self._probes: dict[int, tuple[NodeId, float]] = {}
+        self._probes: dict[int, _SentProbe] = {}
         self._next_number = 1
         self.on_progress: OnProgress = lambda *_: None
         self.on_completion: OnCompletion = lambda *_: None
@@ -166,9 +175,7 @@ class FleetSessions:
                     completion_from_proto(completion),
                 )
             case "probe_echo":
-                sent = self._probes.pop(message.probe_echo.nonce, None)
-                if sent is not None and sent[0] == node_id:
-                    self._profiler.apply(RoundTripMeasured(node_id, now - sent[1]), now)
+                self._echoed(node_id, message.probe_echo, now)
             case "order_update":
                 self._orders.updated(node_id, order_update_from_proto(message.order_update))
             case "goodbye":
@@ -190,7 +197,7 @@ class FleetSessions:
         link = self._links.pop(node_id, None)
         if link is not None:
             link.close(why)
-        self._probes = {n: sent for n, sent in self._probes.items() if sent[0] != node_id}
+        self._probes = {n: sent for n, sent in self._probes.items() if sent.node_id != node_id}
         self._profiler.apply(NodeDisconnected(node_id), time.monotonic())
         log.warning("node.lost", node_id=node_id, reason=why)
         self._orders.lost(node_id, why)
@@ -238,11 +245,22 @@ class FleetSessions:
             order = fleet_pb2.DrainOrder(is_draining=is_draining)
             link.send(fleet_pb2.ConnectResponse(drain=order))
 
-    def _probe(self, link: NodeLink) -> None:
+    def _probe(self, link: NodeLink, size: ProbeSize = EMPTY_PROBE) -> None:
         number = self._next_number
         self._next_number += 1
-        self._probes[number] = (link.node_id, time.monotonic())
-        link.send(fleet_pb2.ConnectResponse(probe=fleet_pb2.Probe(nonce=number)))
+        probe = fleet_pb2.Probe(
+            nonce=number, padding=bytes(size.padding_bytes), echo_bytes=size.echo_bytes
+        )
+        self._probes[number] = _SentProbe(link.node_id, time.monotonic(), size)
+        link.send(fleet_pb2.ConnectResponse(probe=probe))
+
+    def _echoed(self, node_id: NodeId, echo: fleet_pb2.ProbeEcho, now: float) -> None:
+        sent = self._probes.pop(echo.nonce, None)
+        if sent is None or sent.node_id != node_id:
+            return
+        if sent.size.echo_bytes and len(echo.padding) < sent.size.echo_bytes:
+            return  # an agent that knows no echo_bytes; it says nothing about the way back
+        self._profiler.apply(ProbeReturned(node_id, now - sent.at, sent.size), now)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -261,10 +279,20 @@ class FleetSessions:
         """Measure every node's round trip now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.probe_interval_seconds)
-            outstanding = {node_id for node_id, _ in self._probes.values()}
+            outstanding = {sent.node_id for sent in self._probes.values()}
             for link in list(self._links.values()):
                 if link.node_id not in outstanding:
-                    self._probe(link)
+                    self._probe(link, self._size_of_probe(link.node_id))
+
+    def _size_of_probe(self, node_id: NodeId) -> ProbeSize:
+        """Mostly nothing; padding now and then, when nobody is in the way of it."""
+        record = self._profiler.nodes.get(node_id)
+        if record is None:
+            return EMPTY_PROBE
+        is_idle = not len(record.requests) and not self._orders.is_busy(node_id)
+        return record.path.next_probe(
+            is_idle, self._settings.goodput_interval_seconds, time.monotonic()
+        )
 
     def close(self) -> None:
         """End every session."""

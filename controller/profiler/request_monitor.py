@@ -1,31 +1,101 @@
 """Work in flight at one node, by the controller's own dispatch and completion records.
 
-The paper (III-B) has B <- max(0, B - elapsed) + newly assigned service time. Ours corrects it:
-a request's share shrinks with the tokens it has streamed, and is gone when it completes, so B is 0
-exactly when nothing is in flight.
+The paper (III-B) has B <- max(0, B - elapsed) + newly assigned service time; `PaperBacklog` keeps
+it like this. Ours corrects it: a request's share shrinks with the tokens it has streamed, and is
+gone when it completes, so B is 0 exactly when nothing is in flight. Shares are counted at the
+saturated rate, which is what a batching engine needs for them when more is on its way.
+
+The same records say what a completion teaches of the engine's speed: how many sequences decoded
+at once while it decoded, how many prompt seconds of others were in between, and how many other
+models of the node were busy.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from controller.domain.cluster import InFlightWork
 from controller.ids import ModelName, RequestId
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """One dispatched request.
+class Claim:
+    """What is predicted of a request when it is claimed for a node.
 
     Attributes:
-        work_seconds: predicted executor seconds, as assigned.
-        expected_tokens: predicted length of the answer, at least 1.
-        streamed_tokens: received so far.
-        updated_at: monotonic seconds of dispatch or of the last token.
+        work_seconds: executor seconds at the saturated rate, the prompt's included.
+        expected_tokens: length of the answer.
+        prefill_seconds: the prompt's share of work_seconds.
+        prompt_tokens: that have to be read.
+        max_tokens: the answer cannot be longer; 0 for no limit.
     """
 
     model: ModelName
     work_seconds: float
     expected_tokens: float
-    streamed_tokens: int
+    prefill_seconds: float = 0.0
+    prompt_tokens: float = 0.0
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSeen:
+    """Prompts that an engine read, without others of its own in between.
+
+    Attributes:
+        mean_decoding: answers that it wrote meanwhile, on average.
+        mean_busy_models: models of the node that were busy meanwhile, this one included.
+    """
+
+    model: ModelName
+    tokens: float
+    seconds: float
+    mean_decoding: float
+    mean_busy_models: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSeen:
+    """The company in which one answer was written.
+
+    Attributes:
+        mean_sequences: written at once on average, this one included.
+        prefill_ratio: share of the time that the engine read prompts of others, by prediction.
+        was_alone_in_prefill: no other prompt was waiting or being read from this one's dispatch to
+            its first token, so that the node's own prefill seconds are the engine's.
+        decoding_in_prefill: answers that were written meanwhile, on average.
+        mean_busy_models, prefill_busy_models: models of the node that were busy while it was
+            decoded, and from its dispatch to its first token; this one included.
+    """
+
+    model: ModelName
+    mean_sequences: float
+    prefill_ratio: float
+    was_alone_in_prefill: bool
+    decoding_in_prefill: float
+    mean_busy_models: float
+    prefill_busy_models: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    claim: Claim
+    dispatched_at: float
     updated_at: float
+    streamed_tokens: int = 0
+    first_token_at: float | None = None
+    was_alone: bool = True
+    # Integrals as they stood at dispatch, and at the first token.
+    decoding_at_dispatch: float = 0.0
+    busy_at_dispatch: float = 0.0
+    decoding_at_first: float = 0.0
+    prefill_at_first: float = 0.0
+    busy_at_first: float = 0.0
+    decoding_in_prefill: float = 0.0
+    prefill_busy_models: float = 1.0
+
+    @property
+    def is_reading(self) -> bool:
+        return self.first_token_at is None
 
     def remaining_seconds(self) -> float:
         """Work that its streamed tokens have not yet paid for.
@@ -33,47 +103,184 @@ class InFlight:
         An answer that outgrows its prediction keeps a tenth of its work until it ends: it is
         still there, and nobody knows for how long.
         """
-        done = min(self.streamed_tokens / self.expected_tokens, 0.9)
-        return self.work_seconds * (1.0 - done)
+        claim = self.claim
+        writing = max(claim.work_seconds - claim.prefill_seconds, 0.0)
+        reading = min(claim.prefill_seconds, claim.work_seconds) if self.is_reading else 0.0
+        return reading + writing * (1.0 - min(self.streamed_tokens / self._expected(), 0.9))
+
+    def remaining_tokens(self) -> float:
+        expected = self._expected()
+        left = max(expected - self.streamed_tokens, 0.1 * expected)
+        if self.claim.max_tokens:
+            left = min(left, float(self.claim.max_tokens - self.streamed_tokens))
+        return max(left, 0.0)
+
+    def _expected(self) -> float:
+        return max(self.claim.expected_tokens, 1.0)
 
 
+@dataclass(slots=True)
+class _Engine:
+    """One model of the node: who reads and who writes, and the integrals of both over time."""
+
+    reading: int = 0
+    decoding: int = 0
+    decoding_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    # The prompts that are being read together, until none is.
+    group_at: float = 0.0
+    group_tokens: float = 0.0
+    group_size: int = 0
+    group_decoding: float = 0.0
+    group_busy: float = 0.0
+    is_group_whole: bool = True
+
+    @property
+    def is_busy(self) -> bool:
+        return self.reading + self.decoding > 0
+
+
+@dataclass(slots=True)
+class PaperBacklog:
+    """The paper's rule, for comparison: it hears of dispatches alone."""
+
+    seconds: float = 0.0
+    _at: float | None = None
+
+    def assigned(self, service_seconds: float, now: float) -> None:
+        """A request of this service time was sent."""
+        self.seconds = self.at(now) + max(service_seconds, 0.0)
+        self._at = now
+
+    def at(self, now: float) -> float:
+        """B at this moment."""
+        elapsed = 0.0 if self._at is None else max(now - self._at, 0.0)
+        return max(self.seconds - elapsed, 0.0)
+
+
+@dataclass(slots=True)
 class RequestMonitor:
     """The in-flight view of one node; owned by the profiler's state."""
 
-    def __init__(self) -> None:
-        self._in_flight: dict[RequestId, InFlight] = {}
+    paper: PaperBacklog = field(default_factory=PaperBacklog)
+    _in_flight: dict[RequestId, _Entry] = field(default_factory=dict)
+    _engines: dict[ModelName, _Engine] = field(default_factory=dict)
+    _busy_seconds: float = 0.0
+    _at: float = 0.0
 
     def __len__(self) -> int:
         return len(self._in_flight)
 
-    def dispatched(
-        self,
-        request_id: RequestId,
-        model: ModelName,
-        work_seconds: float,
-        expected_tokens: float,
-        now: float,
-    ) -> None:
-        """Record a claim, at decision time, before the order leaves."""
-        self._in_flight[request_id] = InFlight(
-            model, max(work_seconds, 0.0), max(expected_tokens, 1.0), 0, now
+    def dispatched(self, request_id: RequestId, claim: Claim, now: float) -> None:
+        """Record a claim, at decision time, before the order leaves.
+
+        A second claim of the same request takes the place of the first.
+        """
+        self.ended(request_id, now)
+        self._advance(now)
+        self.paper.assigned(claim.work_seconds, now)
+        engine = self._engines.setdefault(claim.model, _Engine())
+        if not engine.reading:
+            engine.group_at, engine.group_tokens, engine.group_size = now, 0.0, 0
+            engine.group_decoding = engine.decoding_seconds
+            engine.group_busy, engine.is_group_whole = self._busy_seconds, True
+        else:
+            for entry in self._in_flight.values():
+                if entry.is_reading and entry.claim.model == claim.model:
+                    entry.was_alone = False
+        self._in_flight[request_id] = _Entry(
+            claim,
+            now,
+            now,
+            was_alone=not engine.reading,
+            decoding_at_dispatch=engine.decoding_seconds,
+            busy_at_dispatch=self._busy_seconds,
+        )
+        engine.reading += 1
+        engine.group_tokens += claim.prompt_tokens
+        engine.group_size += 1
+
+    def progressed(self, request_id: RequestId, tokens: int, now: float) -> PrefillSeen | None:
+        """Record streamed tokens; unknown requests are ignored, since events may cross.
+
+        Returns:
+            what was seen of prompts that were read together, once the last of them has been.
+        """
+        entry = self._in_flight.get(request_id)
+        if entry is None:
+            return None
+        self._advance(now)
+        entry.streamed_tokens += max(tokens, 0)  # a node may say anything
+        entry.updated_at = max(now, entry.updated_at)
+        if tokens <= 0 or not entry.is_reading:
+            return None
+        return self._first_token(entry, now)
+
+    def _first_token(self, entry: _Entry, now: float) -> PrefillSeen | None:
+        engine = self._engines[entry.claim.model]
+        engine.reading -= 1
+        engine.decoding += 1
+        engine.prefill_seconds += max(entry.claim.prefill_seconds, 0.0)
+        seconds = now - entry.dispatched_at
+        entry.decoding_in_prefill = _mean(
+            engine.decoding_seconds - entry.decoding_at_dispatch, seconds, 0.0
+        )
+        entry.prefill_busy_models = _mean(self._busy_seconds - entry.busy_at_dispatch, seconds, 1.0)
+        entry.first_token_at = now
+        entry.decoding_at_first = engine.decoding_seconds
+        entry.prefill_at_first = engine.prefill_seconds
+        entry.busy_at_first = self._busy_seconds
+        if engine.reading or engine.group_size < 2 or not engine.is_group_whole:
+            return None
+        elapsed = now - engine.group_at
+        return PrefillSeen(
+            entry.claim.model,
+            engine.group_tokens,
+            elapsed,
+            _mean(engine.decoding_seconds - engine.group_decoding, elapsed, 0.0),
+            _mean(self._busy_seconds - engine.group_busy, elapsed, 1.0),
         )
 
-    def progressed(self, request_id: RequestId, tokens: int, now: float) -> None:
-        """Record streamed tokens; unknown requests are ignored, since events may cross."""
-        entry = self._in_flight.get(request_id)
-        if entry is not None:
-            streamed = entry.streamed_tokens + max(tokens, 0)  # a node may say anything
-            self._in_flight[request_id] = replace(entry, streamed_tokens=streamed, updated_at=now)
+    def ended(self, request_id: RequestId, now: float) -> DecodeSeen | None:
+        """Forget a request, however it ended.
 
-    def ended(self, request_id: RequestId) -> bool:
-        """Forget a request, however it ended; False when it was not in flight."""
-        return self._in_flight.pop(request_id, None) is not None
+        Returns:
+            the company it was decoded in; None when it was not in flight or streamed nothing.
+        """
+        entry = self._in_flight.get(request_id)
+        if entry is None:
+            return None
+        self._advance(now)
+        del self._in_flight[request_id]
+        engine = self._engines[entry.claim.model]
+        if entry.is_reading:
+            engine.reading -= 1
+            engine.is_group_whole = False  # it took time, and nobody knows how much was read
+        else:
+            engine.decoding -= 1
+        if entry.first_token_at is None:
+            return None
+        seconds = now - entry.first_token_at
+        return DecodeSeen(
+            entry.claim.model,
+            max(_mean(engine.decoding_seconds - entry.decoding_at_first, seconds, 1.0), 1.0),
+            min(_mean(engine.prefill_seconds - entry.prefill_at_first, seconds, 0.0), 0.8),
+            entry.was_alone,
+            entry.decoding_in_prefill,
+            max(_mean(self._busy_seconds - entry.busy_at_first, seconds, 1.0), 1.0),
+            max(entry.prefill_busy_models, 1.0),
+        )
+
+    def is_in_flight(self, request_id: RequestId) -> bool:
+        """Whether it was claimed and has not ended."""
+        return request_id in self._in_flight
 
     def clear(self) -> int:
         """Forget everything: the node is gone; returns how many requests were lost with it."""
         lost = len(self._in_flight)
         self._in_flight.clear()
+        self._engines.clear()
+        self.paper = PaperBacklog()
         return lost
 
     def backlog_seconds(self, now: float) -> float:
@@ -88,3 +295,47 @@ class RequestMonitor:
         remaining = [entry.remaining_seconds() for entry in self._in_flight.values()]
         elapsed = now - max(entry.updated_at for entry in self._in_flight.values())
         return max(sum(remaining) - max(elapsed, 0.0), 0.1 * max(remaining))
+
+    def busy_sequences(self) -> Mapping[ModelName, int]:
+        """Claims of each model that have not ended, whether the node has begun them or not."""
+        return {
+            model: engine.reading + engine.decoding
+            for model, engine in self._engines.items()
+            if engine.is_busy
+        }
+
+    def in_flight(self, now: float) -> tuple[InFlightWork, ...]:
+        """What each request in flight still needs, in the order of their claims.
+
+        Prompts are read in that order, so the seconds since an engine was last heard of are taken
+        off the first ones.
+        """
+        heard: dict[ModelName, float] = {}
+        for entry in self._in_flight.values():
+            model = entry.claim.model
+            heard[model] = max(heard.get(model, entry.updated_at), entry.updated_at)
+        spare = {model: max(now - at, 0.0) for model, at in heard.items()}
+        works = []
+        for entry in self._in_flight.values():
+            claim, prompt_left = entry.claim, 0.0
+            if entry.is_reading:
+                prompt_left = claim.prompt_tokens
+                if claim.prefill_seconds > 0.0:
+                    used = min(spare[claim.model], 0.95 * claim.prefill_seconds)
+                    spare[claim.model] -= used
+                    prompt_left *= 1.0 - used / claim.prefill_seconds
+            works.append(InFlightWork(claim.model, prompt_left, entry.remaining_tokens()))
+        return tuple(works)
+
+    def _advance(self, now: float) -> None:
+        elapsed = max(now - self._at, 0.0)
+        self._at = max(now, self._at)
+        busy = 0
+        for engine in self._engines.values():
+            engine.decoding_seconds += engine.decoding * elapsed
+            busy += engine.is_busy
+        self._busy_seconds += busy * elapsed
+
+
+def _mean(integral: float, seconds: float, default: float) -> float:
+    return integral / seconds if seconds > 1e-6 else default

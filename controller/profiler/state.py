@@ -1,34 +1,54 @@
 """Everything the router knows about the fleet: events in, one snapshot out.
 
-First version: calibrations come from the agents' own measurements and quality from a prior.
+The parts that think are beside this module: `request_monitor`, `network_profiler`, `node_profiler`
+and `calibration`.
 """
 
+import statistics
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from controller.domain.cluster import (
+    Calibration,
     ClusterSnapshot,
     Destination,
-    NetworkPath,
     Node,
-    NodeKind,
     NodeState,
+    SessionPrefix,
 )
+from controller.domain.completion import Usage
+from controller.domain.engine_speed import CHUNK_SECONDS, decode_step, for_slots
 from controller.domain.node_report import Health, ModelPhase, NodeHello, ReportedModel
 from controller.ids import ModelName, NodeId, RequestId
+from controller.profiler.answer_length import AnswerLengths
+from controller.profiler.calibration import (
+    CalibrationKey,
+    DecodeSample,
+    EnergySample,
+    KnownCalibration,
+    PrefillSample,
+    SpeedEstimate,
+)
+from controller.profiler.network_profiler import EMPTY_PROBE, PathEstimate, ProbeSize
+from controller.profiler.node_profiler import believed_seconds, refusal
 from controller.profiler.quality_prior import quality_prior
-from controller.profiler.request_monitor import RequestMonitor
+from controller.profiler.request_monitor import Claim, DecodeSeen, PrefillSeen, RequestMonitor
 
-_DEFAULT_ROUND_TRIP_SECONDS = {NodeKind.EDGE: 0.01, NodeKind.CLOUD: 0.05}
-"""Before the first probe; the paper's Table II has 5-8 ms at the edge and 40-60 ms in the cloud."""
-
-_DEFAULT_BITS_PER_SECOND = 50e6
-"""Goodput assumed of a path nobody has measured; prompts are a few kilobytes."""
-
-_DEFAULT_CHARACTERS_PER_TOKEN = 4.0
+_DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
 """English under most tokenizers, until the node has counted with its own."""
 
-_SMOOTHING_RATIO = 0.25
-"""Weight of a new round trip in the moving average."""
+_TRUSTED_COMPLETIONS: Final = 20
+"""A remembered calibration that rests on so many completions is better than a node's own one."""
+
+_MAX_SESSIONS: Final = 10_000
+_MAX_REMEMBERED: Final = 10_000
+_FIRST_HIT_RATIO: Final = 0.5
+_HIT_WEIGHT: Final = 0.3
+_OVERHEAD_WINDOW: Final = 31
+_GREATEST_OVERHEAD_SECONDS: Final = 2.0
+_GREATEST_EXTRA_TOKENS: Final = 400.0
 
 
 # -- events ---------------------------------------------------------------------------------------
@@ -81,22 +101,26 @@ class HealthReported:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTripMeasured:
-    """A probe came back."""
+class ProbeReturned:
+    """A probe came back; empty ones measure the round trip, others the goodput."""
 
     node_id: NodeId
     seconds: float
+    size: ProbeSize = EMPTY_PROBE
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """A request was claimed for a node."""
+    """A request was claimed for a node; the fields are those of `Claim`."""
 
     node_id: NodeId
     request_id: RequestId
     model: ModelName
     work_seconds: float
     expected_tokens: float
+    prefill_seconds: float = 0.0
+    prompt_tokens: float = 0.0
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +134,22 @@ class TokensStreamed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request is no longer at the node; the second end of a request changes nothing."""
+    """A request is no longer at the node; the second end of a request changes nothing.
+
+    Attributes:
+        is_cancelled: the client went away, or the node cut the answer off.
+        usage: what the node measured of a whole answer; None for every other end.
+        was_cut: the answer reached its limit.
+        session_id: the conversation it belongs to; empty for none.
+    """
 
     node_id: NodeId
     request_id: RequestId
     is_failure: bool
+    is_cancelled: bool = False
+    usage: Usage | None = None
+    was_cut: bool = False
+    session_id: str = ""
 
 
 ProfilerEvent = (
@@ -124,7 +159,7 @@ ProfilerEvent = (
     | DrainChanged
     | ModelsReported
     | HealthReported
-    | RoundTripMeasured
+    | ProbeReturned
     | Dispatched
     | TokensStreamed
     | Ended
@@ -134,13 +169,48 @@ ProfilerEvent = (
 # -- state ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _SpeedKey:
+    """One estimate of a node: what it holds for, and the engine's shape."""
+
+    key: CalibrationKey
+    slots: int
+
+
+@dataclass(slots=True)
+class _Speed:
+    """An estimate, and what the node had reported when it began."""
+
+    reported: Calibration | None
+    estimate: SpeedEstimate
+
+
+@dataclass(slots=True)
+class _ModelStory:
+    """What completions taught of one model on one node, beside its speed."""
+
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    extra_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_OVERHEAD_WINDOW))
+    extra_prompt_tokens: float = 0.0
+    hit_ratio: float = _FIRST_HIT_RATIO
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What has to be remembered of a dispatch until it ends."""
+
+    model: ModelName
+    prompt_tokens: float
+    at: float
+
+
 @dataclass(slots=True)
 class NodeRecord:
     """What is known of one node.
 
     `last_seen_at` is the controller's monotonic receipt time. Each request that was ever claimed
-    for the node is in flight, or counted once as completed or failed; those that were lost with
-    the node have failed.
+    for the node is in flight, or counted once as completed, failed or cancelled; those that were
+    lost with the node have failed.
     """
 
     hello: NodeHello
@@ -148,12 +218,18 @@ class NodeRecord:
     is_connected: bool
     is_draining: bool
     last_seen_at: float
+    path: PathEstimate
     health: Health | None = None
     health_at: float | None = None
-    round_trip_seconds: float | None = None
     completed_requests: int = 0
     failed_requests: int = 0
+    cancelled_requests: int = 0
     requests: RequestMonitor = field(default_factory=RequestMonitor)
+    overheads: deque[float] = field(default_factory=lambda: deque(maxlen=_OVERHEAD_WINDOW))
+    overhead_seconds: float = 0.0
+    stories: dict[ModelName, _ModelStory] = field(default_factory=dict)
+    _speeds: dict[_SpeedKey, _Speed] = field(default_factory=dict)
+    _sent: dict[RequestId, _Sent] = field(default_factory=dict)
 
     @property
     def state(self) -> NodeState:
@@ -162,14 +238,49 @@ class NodeRecord:
             return NodeState.OFFLINE
         if self.is_draining:
             return NodeState.DRAINING
-        if any(is_routable(model) for model in self.models):
+        if any(self.is_routable(model) for model in self.models):
             return NodeState.READY
         return NodeState.LOADING
 
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """As measured; None until then."""
+        return self.path.round_trip_seconds
 
-def is_routable(model: ReportedModel) -> bool:
-    """Whether a model can be a destination: loaded, and its speed is known."""
-    return model.phase is ModelPhase.READY and model.calibration is not None
+    def is_routable(self, model: ReportedModel) -> bool:
+        """Whether a model can be a destination: loaded, and its speed is known."""
+        return model.phase is ModelPhase.READY and self._speed_key(model) in self._speeds
+
+    def calibration_of(self, model: ReportedModel) -> Calibration | None:
+        """The speeds that predictions use now; None while nobody has measured any."""
+        speed = self._speeds.get(self._speed_key(model))
+        return None if speed is None else speed.estimate.calibration()
+
+    def key_of(self, model: ReportedModel) -> CalibrationKey:
+        """What a speed of this model holds for."""
+        attributes = self.hello.attributes
+        # Without a file's digest the name has to do; it is never taken for another's.
+        return CalibrationKey(
+            attributes.hardware,
+            model.digest or f"name:{model.name}",
+            attributes.engine_version,
+            "" if self.health is None else self.health.power_mode,
+        )
+
+    def _speed_key(self, model: ReportedModel) -> _SpeedKey:
+        return _SpeedKey(self.key_of(model), model.slots)
+
+    def estimate_of(self, model_name: ModelName) -> SpeedEstimate | None:
+        """The estimate of a model that the node has."""
+        for model in self.models:
+            if model.name == model_name:
+                speed = self._speeds.get(self._speed_key(model))
+                return None if speed is None else speed.estimate
+        return None
+
+    def story_of(self, model: ModelName) -> _ModelStory:
+        """What completions taught of this model; begun when there is none."""
+        return self.stories.setdefault(model, _ModelStory())
 
 
 class ProfilerState:
@@ -183,22 +294,50 @@ class ProfilerState:
     def __init__(self, stale_seconds: float) -> None:
         self._stale_seconds = stale_seconds
         self._nodes: dict[NodeId, NodeRecord] = {}
+        self._remembered: OrderedDict[CalibrationKey, KnownCalibration] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[NodeId, ModelName, int]] = OrderedDict()
 
     @property
     def nodes(self) -> dict[NodeId, NodeRecord]:
         """Records by node; to be read only."""
         return self._nodes
 
+    # -- calibrations that outlive their nodes ----------------------------------------------------
+
+    def remember(self, known: Iterable[KnownCalibration]) -> None:
+        """Take in calibrations of earlier days, before the nodes come back."""
+        for one in known:
+            self._remembered[one.key] = one
+            self._remembered.move_to_end(one.key)
+        while len(self._remembered) > _MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def known_calibrations(self) -> list[KnownCalibration]:
+        """Everything worth remembering, the current beliefs about connected nodes included."""
+        for record in self._nodes.values():
+            self._keep_speeds(record)
+        return list(self._remembered.values())
+
+    def _keep_speeds(self, record: NodeRecord) -> None:
+        for speed_key, speed in record._speeds.items():
+            if not speed.estimate.is_throttled:  # a hot afternoon is no property of the hardware
+                self.remember(
+                    [
+                        KnownCalibration(
+                            speed_key.key,
+                            speed.estimate.calibration(),
+                            speed.estimate.completions,
+                        )
+                    ]
+                )
+
+    # -- events in --------------------------------------------------------------------------------
+
     def apply(self, event: ProfilerEvent, now: float) -> None:
         """Take in one event; events about unknown nodes are ignored, since they may cross."""
         match event:
             case NodeConnected(hello, is_draining):
-                known = self._nodes.get(hello.node_id)
-                record = NodeRecord(hello, hello.models, True, is_draining, now)
-                if known is not None:
-                    record.completed_requests = known.completed_requests
-                    record.failed_requests = known.failed_requests + len(known.requests)
-                self._nodes[hello.node_id] = record
+                self._connect(hello, is_draining, now)
             case NodeForgotten(node_id):
                 self._nodes.pop(node_id, None)
             case _:
@@ -206,86 +345,292 @@ class ProfilerState:
                 if found is not None:
                     self._apply_to(found, event, now)
 
+    def _connect(self, hello: NodeHello, is_draining: bool, now: float) -> None:
+        known = self._nodes.get(hello.node_id)
+        attributes = hello.attributes
+        path = PathEstimate(attributes.kind, attributes.is_link_metered)
+        record = NodeRecord(hello, hello.models, True, is_draining, now, path)
+        if known is not None:
+            self._keep_speeds(known)
+            record.completed_requests = known.completed_requests
+            record.failed_requests = known.failed_requests + len(known.requests)
+            record.cancelled_requests = known.cancelled_requests
+            record.stories, record._speeds = known.stories, known._speeds
+            record.overheads = known.overheads
+            record.overhead_seconds = known.overhead_seconds
+        self._nodes[hello.node_id] = record
+        self._refresh_speeds(record)
+
     def _apply_to(self, record: NodeRecord, event: ProfilerEvent, now: float) -> None:
         match event:
             case NodeDisconnected():
+                self._keep_speeds(record)
                 record.is_connected = False
-                record.health = record.health_at = record.round_trip_seconds = None
+                record.health = record.health_at = None
+                attributes = record.hello.attributes
+                record.path = PathEstimate(attributes.kind, attributes.is_link_metered)
                 record.failed_requests += record.requests.clear()
+                record._sent.clear()
                 return
             case DrainChanged(_, is_draining):
                 record.is_draining = is_draining
                 return
-            case Dispatched(_, request_id, model, work_seconds, expected_tokens):
-                record.requests.dispatched(request_id, model, work_seconds, expected_tokens, now)
+            case Dispatched():
+                self._dispatched(record, event, now)
                 return
-            case Ended(_, request_id, is_failure):
-                if record.requests.ended(request_id):
-                    record.completed_requests += not is_failure
-                    record.failed_requests += is_failure
+            case Ended():
+                self._ended(record, event, now)
                 return  # the controller may have ended it, which says nothing about the node
             case ModelsReported(_, models):
                 record.models = models
+                self._refresh_speeds(record)
             case HealthReported(_, health):
-                record.health, record.health_at = health, now
-            case RoundTripMeasured(_, seconds):
-                old = record.round_trip_seconds
-                record.round_trip_seconds = (
-                    seconds if old is None else old + _SMOOTHING_RATIO * (seconds - old)
+                has_new_mode = (
+                    record.health is None or record.health.power_mode != health.power_mode
                 )
+                record.health, record.health_at = health, now
+                if has_new_mode:
+                    self._refresh_speeds(record)
+                for speed in record._speeds.values():
+                    speed.estimate.set_throttled(bool(health.is_throttled))
+            case ProbeReturned(_, seconds, size):
+                record.path.probed(size, seconds, now)
             case TokensStreamed(_, request_id, tokens):
-                record.requests.progressed(request_id, tokens, now)
+                seen = record.requests.progressed(request_id, tokens, now)
+                if seen is not None:
+                    self._learn_prefill(record, seen)
             case NodeConnected() | NodeForgotten():  # handled by `apply`
                 return
         record.last_seen_at = now
 
-    def snapshot(self, now: float) -> ClusterSnapshot:
-        """The fleet as one decision sees it."""
+    def _dispatched(self, record: NodeRecord, event: Dispatched, now: float) -> None:
+        if record.requests.is_in_flight(event.request_id):
+            record.failed_requests += 1  # the earlier claim can end no more
+        record.requests.dispatched(
+            event.request_id,
+            Claim(
+                event.model,
+                max(event.work_seconds, 0.0),
+                max(event.expected_tokens, 1.0),
+                max(event.prefill_seconds, 0.0),
+                max(event.prompt_tokens, 0.0),
+                max(event.max_tokens, 0),
+            ),
+            now,
+        )
+        record._sent[event.request_id] = _Sent(event.model, event.prompt_tokens, now)
+
+    def _ended(self, record: NodeRecord, event: Ended, now: float) -> None:
+        if not record.requests.is_in_flight(event.request_id):
+            return
+        seen = record.requests.ended(event.request_id, now)
+        sent = record._sent.pop(event.request_id)
+        if event.is_failure:
+            record.failed_requests += 1
+        elif event.is_cancelled:
+            record.cancelled_requests += 1
+        else:
+            record.completed_requests += 1
+            if event.usage is not None:
+                self._learn(record, event, event.usage, sent, seen, now)
+
+    # -- what completions teach -------------------------------------------------------------------
+
+    def _learn(
+        self,
+        record: NodeRecord,
+        event: Ended,
+        usage: Usage,
+        sent: _Sent,
+        seen: DecodeSeen | None,
+        now: float,
+    ) -> None:
+        story = record.story_of(sent.model)
+        story.lengths.observe(usage.completion_tokens, event.was_cut)
+        self._learn_session(event, usage, sent.model, record.hello.node_id, story)
+        if usage.prompt_tokens > 0 and sent.prompt_tokens > 0:
+            extra = story.extra_prompt_tokens + usage.prompt_tokens - sent.prompt_tokens
+            if not usage.cached_prompt_tokens and abs(extra) <= _GREATEST_EXTRA_TOKENS:
+                story.extra_tokens.append(extra)
+                story.extra_prompt_tokens = statistics.median(story.extra_tokens)
+        engine_seconds = usage.queue_seconds + usage.prefill_seconds + usage.decode_seconds
+        outside = now - sent.at - engine_seconds - record.path.path(now).round_trip_seconds
+        if engine_seconds > 0.0 and outside <= _GREATEST_OVERHEAD_SECONDS:
+            record.overheads.append(max(outside, 0.0))
+            record.overhead_seconds = statistics.median(record.overheads)
+        estimate = record.estimate_of(sent.model)
+        if estimate is None or seen is None:
+            return
+        read_tokens = usage.prompt_tokens - usage.cached_prompt_tokens
+        estimate.observe_energy(
+            EnergySample(
+                read_tokens, usage.prefill_joules, usage.completion_tokens, usage.decode_joules
+            )
+        )
+        if seen.was_alone_in_prefill:
+            self._learn_prefill(
+                record,
+                PrefillSeen(
+                    sent.model,
+                    read_tokens,
+                    usage.prefill_seconds,
+                    seen.decoding_in_prefill,
+                    seen.prefill_busy_models,
+                ),
+            )
+        share = _machine_share(estimate.calibration(), seen.mean_busy_models)
+        estimate.observe_decode(
+            DecodeSample(
+                usage.completion_tokens - 1,
+                usage.decode_seconds * (1.0 - seen.prefill_ratio) / share,
+                seen.mean_sequences,
+            )
+        )
+
+    def _learn_prefill(self, record: NodeRecord, seen: PrefillSeen) -> None:
+        estimate = record.estimate_of(seen.model)
+        if estimate is None:
+            return
+        speeds = estimate.calibration()
+        seconds = seen.seconds / _machine_share(speeds, seen.mean_busy_models)
+        if seen.mean_decoding > 0.05:
+            fixed, each = decode_step(speeds, speeds.measured_slots)
+            step = (fixed + each * seen.mean_decoding) * min(seen.mean_decoding, 1.0)
+            seconds *= CHUNK_SECONDS / (CHUNK_SECONDS + step)
+        estimate.observe_prefill(PrefillSample(seen.tokens, seconds))
+
+    def _learn_session(
+        self, event: Ended, usage: Usage, model: ModelName, node_id: NodeId, story: _ModelStory
+    ) -> None:
+        if not event.session_id:
+            return
+        before = self._sessions.get(event.session_id)
+        if before is not None and before[:2] == (node_id, model) and before[2] > 0:
+            possible = min(before[2], usage.prompt_tokens)
+            if possible > 0:
+                hit = min(usage.cached_prompt_tokens / possible, 1.0)
+                story.hit_ratio += _HIT_WEIGHT * (hit - story.hit_ratio)
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        self._sessions[event.session_id] = (node_id, model, tokens)
+        self._sessions.move_to_end(event.session_id)
+        while len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def _refresh_speeds(self, record: NodeRecord) -> None:
+        """Begin an estimate for each model of a known speed that has none, or a newer measurement.
+
+        One that goes on keeps what it has learnt. A model that is being measured keeps its old
+        estimate, too.
+        """
+        for model in record.models:
+            key = record._speed_key(model)
+            current = record._speeds.get(key)
+            reported = model.calibration
+            if current is not None and (reported is None or current.reported == reported):
+                continue
+            remembered = self._remembered.get(key.key)
+            base = reported
+            is_first = current is None
+            if remembered is not None and (
+                reported is None or (is_first and remembered.completions >= _TRUSTED_COMPLETIONS)
+            ):
+                base = remembered.calibration
+            if base is None:
+                continue
+            estimate = SpeedEstimate(for_slots(base, model.slots), model.slots)
+            if record.health is not None:
+                estimate.set_throttled(bool(record.health.is_throttled))
+            record._speeds[key] = _Speed(reported, estimate)
+
+    # -- what goes out ----------------------------------------------------------------------------
+
+    def inflight_requests(self) -> int:
+        """Claims of the whole fleet that have not ended."""
+        return sum(len(record.requests) for record in self._nodes.values())
+
+    def routable_destinations(self, now: float) -> int:
+        """Destinations that would take work now; cheaper than a snapshot."""
+        believed = self._believed_seconds(now)
+        return sum(
+            sum(record.is_routable(model) for model in record.models)
+            for record in self._nodes.values()
+            if refusal(record.state, _age(record, now), believed) is None
+        )
+
+    def snapshot(self, now: float, session_ids: Sequence[str] = ()) -> ClusterSnapshot:
+        """The fleet as one decision sees it.
+
+        Args:
+            session_ids: conversations whose last turn matters; empty ones are ignored.
+        """
         nodes: list[Node] = []
         destinations: list[Destination] = []
+        believed = self._believed_seconds(now)
         for node_id in sorted(self._nodes):
             record = self._nodes[node_id]
-            kind = record.hello.attributes.kind
+            attributes, requests = record.hello.attributes, record.requests
+            in_flight = requests.in_flight(now) if len(requests) else ()
             nodes.append(
                 Node(
                     node_id=node_id,
-                    kind=kind,
+                    kind=attributes.kind,
                     state=record.state,
-                    power=record.hello.attributes.power,
-                    network=NetworkPath(
-                        _DEFAULT_ROUND_TRIP_SECONDS[kind]
-                        if record.round_trip_seconds is None
-                        else record.round_trip_seconds,
-                        _DEFAULT_BITS_PER_SECOND,
-                        _DEFAULT_BITS_PER_SECOND,
-                    ),
-                    backlog_seconds=record.requests.backlog_seconds(now),
-                    inflight_requests=len(record.requests),
-                    refusal=self._refusal(record, now),
+                    power=attributes.power,
+                    network=record.path.path(now),
+                    backlog_seconds=requests.backlog_seconds(now),
+                    inflight_requests=len(requests),
+                    refusal=refusal(record.state, _age(record, now), believed),
+                    paper_backlog_seconds=requests.paper.at(now),
+                    in_flight=in_flight,
+                    overhead_seconds=record.overhead_seconds,
+                    receive_usd_per_byte=attributes.receive_usd_per_byte,
+                    transmit_usd_per_byte=attributes.transmit_usd_per_byte,
                 )
             )
-            destinations += [
-                _destination(node_id, model)
-                for model in sorted(record.models, key=lambda model: model.name)
-                if is_routable(model)
-            ]
-        return ClusterSnapshot(tuple(nodes), tuple(destinations))
+            for model in sorted(record.models, key=lambda model: model.name):
+                speeds = record.calibration_of(model)
+                if model.phase is ModelPhase.READY and speeds is not None:
+                    destinations.append(_destination(record, nodes[-1], model, speeds))
+        return ClusterSnapshot(
+            tuple(nodes),
+            tuple(destinations),
+            {found[0]: found[1] for found in map(self._session, session_ids) if found is not None},
+        )
 
-    def _refusal(self, record: NodeRecord, now: float) -> str | None:
-        if record.state is not NodeState.READY:
-            return f"node is {record.state.value}"
-        if record.health_at is None:
-            return "node has not reported its health yet"
-        age = now - record.health_at
-        if age > self._stale_seconds:
-            return f"node's last health report is {age:.0f} s old"
-        return None
+    def _session(self, session_id: str) -> tuple[str, SessionPrefix] | None:
+        if not session_id or session_id not in self._sessions:
+            return None
+        node_id, model, tokens = self._sessions[session_id]
+        record = self._nodes.get(node_id)
+        if record is None or not record.is_connected:
+            return None
+        return session_id, SessionPrefix(node_id, model, tokens, record.story_of(model).hit_ratio)
+
+    def _believed_seconds(self, now: float) -> float:
+        ages = [_age(record, now) for record in self._nodes.values() if record.is_connected]
+        return believed_seconds(ages, self._stale_seconds)
 
 
-def _destination(node_id: NodeId, model: ReportedModel) -> Destination:
-    assert model.calibration is not None  # `is_routable` was asked
+def _age(record: NodeRecord, now: float) -> float | None:
+    return None if record.health_at is None else now - record.health_at
+
+
+def _machine_share(speeds: Calibration, busy_models: float) -> float:
+    """How many times longer everything takes while so many models of the node are busy."""
+    return max(1.0, speeds.utilisation_ratio * busy_models)
+
+
+def _destination(
+    record: NodeRecord, node: Node, model: ReportedModel, speeds: Calibration
+) -> Destination:
+    story = record.stories.get(model.name)
+    claimed = sorted(
+        _remaining_seconds(speeds, model.slots, work.prompt_tokens, work.output_tokens)
+        for work in [work for work in node.in_flight if work.model == model.name][: model.slots]
+    )
+    free = model.slots - len(claimed)
     return Destination(
-        node_id=node_id,
+        node_id=node.node_id,
         model=model.name,
         family=model.family,
         parameters_billions=model.parameters_billions,
@@ -293,7 +638,7 @@ def _destination(node_id: NodeId, model: ReportedModel) -> Destination:
         context_tokens=model.context_tokens,
         slots=model.slots,
         has_chat_template=model.has_chat_template,
-        calibration=model.calibration,
+        calibration=speeds,
         price=model.price,
         mean_quality_ratio=quality_prior(
             model.parameters_billions, model.quantisation, not model.is_base_model
@@ -301,4 +646,18 @@ def _destination(node_id: NodeId, model: ReportedModel) -> Destination:
         quality_source="prior",
         quality_count=0,
         characters_per_token=model.characters_per_token or _DEFAULT_CHARACTERS_PER_TOKEN,
+        refuses_raw_prompts=model.refuses_raw_prompts,
+        supports_response_format=model.supports_response_format,
+        free_slots=free,
+        next_slot_seconds=0.0 if free else claimed[0],
+        typical_answer_tokens=None if story is None else story.lengths.typical_tokens,
+        extra_prompt_tokens=0.0 if story is None else story.extra_prompt_tokens,
     )
+
+
+def _remaining_seconds(
+    speeds: Calibration, slots: int, prompt_tokens: float, output_tokens: float
+) -> float:
+    """Until a sequence ends with all slots busy."""
+    fixed, each = decode_step(speeds, slots)
+    return prompt_tokens / speeds.prefill_rate + output_tokens * (fixed + each * slots)

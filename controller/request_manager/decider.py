@@ -26,6 +26,7 @@ from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
 from controller.predictors.serving import QualityPredictor, source_label
+from controller.routing.engine_simulation import predicted_finish_seconds
 from controller.routing.evaluator import Terms, evaluate
 from controller.routing.formulation import FormulatedBatch, formulate
 from controller.routing.objective import bounds_of, objectives
@@ -38,7 +39,6 @@ from controller.routing.policies import (
 )
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
 from controller.routing.problem import IntArray, Normalisation, RoutingProblem
-from controller.routing.queueing import finish_seconds
 
 log = structlog.get_logger()
 
@@ -325,7 +325,9 @@ def _describe(
     scored = evaluate(problem, chosen.assignment[None, :])
     terms = Terms(*(float(term) for term in scored[0]))
     objective = objectives(problem, scored, bounds_of(problem))
-    finish = finish_seconds(problem, chosen.assignment)
+    # The window closed when the decision began, so what it took is part of every finish.
+    finish = predicted_finish_seconds(formulated.batch, chosen.assignment)
+    finish += time.perf_counter() - started
     decision = BatchDecision(
         batch_id=BatchId(f"batch-{uuid.uuid4().hex[:12]}"),
         policy=chosen.policy,
@@ -384,5 +386,7 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         latency_seconds=float(problem.latency_seconds[r, d]),
         network_seconds=float(problem.network_seconds[r, d]),
         predicted_output_tokens=float(batch.output_tokens[r, d]),
+        predicted_prompt_tokens=float(batch.read_tokens[r, d]),
+        prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
         refusal=refusal,
     )

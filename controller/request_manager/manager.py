@@ -183,7 +183,13 @@ class RequestManager:
         if record.state in (RequestState.DISPATCHED, RequestState.STREAMING) and node_id:
             self._send_cancel(node_id, request_id, record.attempt_number)
             self._profiler.apply(
-                Ended(node_id, request_id, state is RequestState.FAILED), time.monotonic()
+                Ended(
+                    node_id,
+                    request_id,
+                    is_failure=state is RequestState.FAILED,
+                    is_cancelled=state is RequestState.CANCELLED,
+                ),
+                time.monotonic(),
             )
         self._records.close(request_id, state, why)
         log.info("request.ended", request_id=request_id, outcome=state.value, reason=why)
@@ -271,11 +277,9 @@ class RequestManager:
                 self._window = None
 
     def _fleet_load(self) -> FleetLoad:
-        snapshot = self._snapshot()
-        routable = {node.node_id for node in snapshot.nodes if node.refusal is None}
         return FleetLoad(
-            routable_destinations=sum(d.node_id in routable for d in snapshot.destinations),
-            is_idle=all(node.inflight_requests == 0 for node in snapshot.nodes),
+            routable_destinations=self._profiler.routable_destinations(time.monotonic()),
+            is_idle=self._profiler.inflight_requests() == 0,
         )
 
     async def _close_window(self, reason: str) -> None:
@@ -292,7 +296,9 @@ class RequestManager:
         try:
             decision, placements = await self._decider.decide(
                 [record.request for record in records],
-                self._snapshot(),
+                self._profiler.snapshot(
+                    time.monotonic(), [record.request.session_id for record in records]
+                ),
                 [record.excluded_nodes for record in records],
             )
         except RouterError as error:
@@ -349,6 +355,9 @@ class RequestManager:
                 chosen.model,
                 chosen.work_seconds,
                 chosen.predicted_output_tokens,
+                chosen.prefill_seconds,
+                chosen.predicted_prompt_tokens,
+                request.sampling.max_tokens,
             ),
             now,
         )
@@ -404,8 +413,20 @@ class RequestManager:
         record = self._current(node_id, request_id, attempt)
         if record is None:
             return
-        is_failure = completion.reason is FinishReason.FAILED
-        self._profiler.apply(Ended(node_id, request_id, is_failure), time.monotonic())
+        reason = completion.reason
+        is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self._profiler.apply(
+            Ended(
+                node_id,
+                request_id,
+                is_failure=reason is FinishReason.FAILED,
+                is_cancelled=reason is FinishReason.CANCELLED,
+                usage=completion.usage if is_whole else None,
+                was_cut=reason is FinishReason.LENGTH,
+                session_id=record.request.session_id,
+            ),
+            time.monotonic(),
+        )
         self._changed.set()  # an idle fleet may let the open window close
         self._settle(
             record,

@@ -28,6 +28,8 @@ class RefusalReason(enum.Enum):
     DEADLINE_TOO_SOON = "deadline_too_soon"
     PRICE_TOO_HIGH = "price_too_high"
     NOT_ON_EDGE = "not_on_edge"
+    NO_RAW_PROMPTS = "no_raw_prompts"
+    NO_RESPONSE_FORMAT = "no_response_format"
     OTHER_NODE = "other_node"
 
 
@@ -120,6 +122,10 @@ class FeasibilityReport:
             )
         if reason is RefusalReason.NO_CHAT_TEMPLATE:
             return "the model has no chat template; send a raw prompt"
+        if reason is RefusalReason.NO_RAW_PROMPTS:
+            return "the model takes no raw prompts; send a chat"
+        if reason is RefusalReason.NO_RESPONSE_FORMAT:
+            return "the model's engine cannot keep a response format"
         if reason is RefusalReason.OTHER_NODE:
             return f"is not on {limits.node_id}, the only node that was allowed"
         if reason is RefusalReason.QUALITY_TOO_LOW:
@@ -165,6 +171,10 @@ def judge_pairs(
     refused_by[too_long] |= _BIT[RefusalReason.CONTEXT_TOO_SMALL]
 
     lacks_template = np.array([not d.has_chat_template for d in destinations], dtype=np.bool_)
+    takes_no_raw = np.array([d.refuses_raw_prompts for d in destinations], dtype=np.bool_)
+    keeps_no_format = np.array(
+        [not d.supports_response_format for d in destinations], dtype=np.bool_
+    )
     in_cloud = np.array([node.kind is not NodeKind.EDGE for node in hosts], dtype=np.bool_)
     for r, request in enumerate(requests):
         row, limits = refused_by[r], request.constraints
@@ -176,6 +186,10 @@ def judge_pairs(
             ]
         if request.is_chat:
             row[lacks_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
+        else:
+            row[takes_no_raw] |= _BIT[RefusalReason.NO_RAW_PROMPTS]
+        if request.response_format is not None:
+            row[keeps_no_format] |= _BIT[RefusalReason.NO_RESPONSE_FORMAT]
         if limits.min_quality_ratio is not None:
             too_low = predictions.quality[r] < limits.min_quality_ratio
             row[too_low] |= _BIT[RefusalReason.QUALITY_TOO_LOW]

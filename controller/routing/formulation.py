@@ -32,7 +32,8 @@ DEFAULT_WEIGHTS: Final = (0.25, 0.25, 0.25, 0.25)
 """Quality, cost, energy, time: the default of the CEMA paper."""
 
 TYPICAL_ANSWER_TOKENS: Final = 256.0
-"""How long an answer gets when nothing but the model's own ending stops it (ours)."""
+"""How long an answer gets when nothing but the model's own ending stops it (ours); a destination's
+own completions replace it."""
 
 TEMPLATE_TOKENS_PER_MESSAGE: Final = 5.0
 """Role markers and separators that a chat template puts around one message (ours)."""
@@ -42,6 +43,9 @@ REQUEST_OVERHEAD_BYTES: Final = 512.0
 
 STREAMED_TOKEN_BYTES: Final = 64.0
 """One streamed token on the wire: its text, its message and the frame's share (ours)."""
+
+_MOST_HELD_RATIO: Final = 0.9
+"""Of a prompt, so that a turn that repeats an earlier one still costs something."""
 
 UNKNOWN_POWER_WATTS: Final = {NodeKind.EDGE: 15.0, NodeKind.CLOUD: 400.0}
 """Power under load of a node when no node of the fleet has a known one: the high end of a single
@@ -58,6 +62,8 @@ class FormulatedBatch:
         refusals: why pairs are not feasible, worded on demand.
         prompt_tokens: float64[R, D]; under each destination's tokenizer.
         output_tokens: float64[R, D]; expected, cut to max_tokens and to the context.
+        read_tokens: float64[R, D]; prompt tokens without those that the destination is expected to
+            hold still from the conversation's last turn.
         power_is_unknown: bool[N]; the node's joules rest on the pessimistic prior.
     """
 
@@ -67,6 +73,7 @@ class FormulatedBatch:
     prompt_tokens: FloatArray
     output_tokens: FloatArray
     power_is_unknown: BoolArray
+    read_tokens: FloatArray
 
 
 def formulate(
@@ -87,15 +94,20 @@ def formulate(
     With p prompt tokens, o output tokens, the destination's rates F_P, F_1, F_B and its node's
     power and network:
 
-    - p = characters / characters_per_token + 5 a chat message, at least 1;
+    - p = characters / characters_per_token + 5 a chat message + what the destination's template
+      was seen to add, at least 1;
     - o = `output_tokens`, or `expected_answer_tokens(max_tokens)`; cut to max_tokens and to what
       the context leaves;
-    - latency tau = p / F_P + o / F_1; work = p / F_P + o / F_B;
-    - network nu = round trip + 8 * bytes_up / up + 8 * bytes_down / down;
-    - money = p * price_in + o * price_out + fixed + (bytes_up + bytes_down) * transfer price;
+    - p' = p less what the destination is expected to hold of the conversation's last turn;
+    - latency tau = p' / F_P + o / F_1; work = p' / F_P + o / F_B;
+    - network nu = round trip + 8 * bytes_up / up + 8 * bytes_down / down, and the seconds that
+      the node was seen to take outside engine and network;
+    - money = p * price_in + o * price_out + fixed + bytes_up * price of the link to the node
+      + bytes_down * price of the link back;
     - energy = work * (P_idle + u * (P_max - P_idle)) + 8 * bytes_up / up * P_tx
-      + 8 * bytes_down / down * P_rx. With `marginal_energy_only` the first bracket is
-      u * (P_max - P_idle), for boards that are never switched off.
+      + 8 * bytes_down / down * P_rx. Where the node's counters have told joules a token above
+      idle, p' * j_P + o * j_D stands for u * (P_max - P_idle) * work. With `marginal_energy_only`
+      P_idle is left out, for boards that are never switched off.
 
     A node of unknown power is charged the greatest processing watts among the destinations of
     known power, or `UNKNOWN_POWER_WATTS` when there are none: unknown is never zero joules.
@@ -109,7 +121,7 @@ def formulate(
         output_tokens: float64[R, D], predicted answer length; None estimates from max_tokens.
         class_quality: float64[R, D]; passed on to the policies that use it.
         cluster_error: float64[R, D]; passed on to the policies that use it.
-        transfer_usd_per_byte: price of metered transfer.
+        transfer_usd_per_byte: price of transfer on top of what each node's link costs.
         marginal_energy_only: leave out the idle power.
 
     Raises:
@@ -133,11 +145,15 @@ def formulate(
     max_tokens = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
     per_token = np.array([d.characters_per_token for d in destinations], dtype=np.float64)
     context = np.array([d.context_tokens for d in destinations], dtype=np.float64)
+    extra = np.array([d.extra_prompt_tokens for d in destinations])
     prompt_tokens = np.maximum(
-        1.0, characters[:, None] / per_token + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None]
+        1.0,
+        characters[:, None] / per_token + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None] + extra,
     )
+    read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
-        wanted_tokens = np.broadcast_to(expected_answer_tokens(max_tokens)[:, None], shape)
+        typical = np.array([d.typical_answer_tokens or TYPICAL_ANSWER_TOKENS for d in destinations])
+        wanted_tokens = expected_answer_tokens(max_tokens[:, None], typical)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
@@ -147,8 +163,8 @@ def formulate(
     prefill = np.array([d.calibration.prefill_rate for d in destinations])
     decode = np.array([d.calibration.decode_rate for d in destinations])
     saturated = np.array([d.calibration.saturated_decode_rate for d in destinations])
-    latency = prompt_tokens / prefill + answer_tokens / decode
-    work = prompt_tokens / prefill + answer_tokens / saturated
+    latency = read_tokens / prefill + answer_tokens / decode
+    work = read_tokens / prefill + answer_tokens / saturated
 
     bytes_up = REQUEST_OVERHEAD_BYTES + np.array(
         [len(request.text.encode("utf-8", "surrogatepass")) for request in requests],
@@ -161,22 +177,36 @@ def formulate(
     round_trip = np.array([path.round_trip_seconds for path in paths])[node_of]
     up_seconds = 8.0 * bytes_up[:, None] / up
     down_seconds = 8.0 * bytes_down / down
-    network = round_trip + up_seconds + down_seconds
+    overhead = np.array([node.overhead_seconds for node in snapshot.nodes])[node_of]
+    network = round_trip + up_seconds + down_seconds + overhead
 
+    receive_price = np.array([node.receive_usd_per_byte for node in snapshot.nodes])[node_of]
+    transmit_price = np.array([node.transmit_usd_per_byte for node in snapshot.nodes])[node_of]
     prices = [d.price for d in destinations]
     cost = (
         prompt_tokens * np.array([price.prompt_usd_per_token for price in prices])
         + answer_tokens * np.array([price.completion_usd_per_token for price in prices])
         + np.array([price.request_usd for price in prices])
-        + (bytes_up[:, None] + bytes_down) * transfer_usd_per_byte
+        + bytes_up[:, None] * (receive_price + transfer_usd_per_byte)
+        + bytes_down * (transmit_price + transfer_usd_per_byte)
     )
 
     power_is_unknown = np.array([node.power is None for node in snapshot.nodes], dtype=np.bool_)
     powers = [node.power for node in snapshot.nodes]
     transmit = np.array([0.0 if power is None else power.transmit_watts for power in powers])
     receive = np.array([0.0 if power is None else power.receive_watts for power in powers])
-    watts = _processing_watts(snapshot, marginal_only=marginal_energy_only)
-    energy = work * watts + up_seconds * transmit[node_of] + down_seconds * receive[node_of]
+    processing = work * _processing_watts(snapshot, marginal_only=marginal_energy_only)
+    for index, destination in enumerate(destinations):
+        speeds, power = destination.calibration, powers[node_of[index]]
+        per_prompt, per_answer = speeds.prefill_joules_per_token, speeds.decode_joules_per_token
+        if per_prompt is not None and per_answer is not None and power is not None:
+            idle = 0.0 if marginal_energy_only else power.idle_watts
+            processing[:, index] = (
+                work[:, index] * idle
+                + read_tokens[:, index] * per_prompt
+                + answer_tokens[:, index] * per_answer
+            )
+    energy = processing + up_seconds * transmit[node_of] + down_seconds * receive[node_of]
 
     if quality is None:
         means = np.array([d.mean_quality_ratio for d in destinations], dtype=np.float64)
@@ -219,18 +249,46 @@ def formulate(
         ),
     )
     return FormulatedBatch(
-        problem, snapshot, report, prompt_tokens, answer_tokens, power_is_unknown
+        problem, snapshot, report, prompt_tokens, answer_tokens, power_is_unknown, read_tokens
     )
 
 
-def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
-    """Answer length when nothing but the limit is known: m * A / (m + A), A = 256 (ours).
+def expected_answer_tokens(
+    max_tokens: FloatArray, typical_tokens: ArrayLike = TYPICAL_ANSWER_TOKENS
+) -> FloatArray:
+    """Answer length when nothing but the limit is known: m * A / (m + A) (ours).
 
     Close to the limit while the limit is what ends the answer, and saturating at a typical
-    answer when it is far away: 28 tokens at 32, 128 at 256, 241 at 4096.
+    answer when it is far away: with A = 256, 28 tokens at 32, 128 at 256, 241 at 4096.
+
+    Args:
+        max_tokens: m, any shape.
+        typical_tokens: A, broadcast against m; mean length of an answer that nothing cuts off.
     """
-    expected: FloatArray = max_tokens * TYPICAL_ANSWER_TOKENS / (max_tokens + TYPICAL_ANSWER_TOKENS)
+    typical = np.asarray(typical_tokens, dtype=np.float64)
+    expected: FloatArray = np.asarray(max_tokens * typical / (max_tokens + typical))
     return expected
+
+
+def _held_tokens(
+    requests: Sequence[InferenceRequest], snapshot: ClusterSnapshot, prompt_tokens: FloatArray
+) -> FloatArray:
+    """float64[R, D]: prompt tokens that need not be read anew, by expectation.
+
+    A conversation's next turn begins with its last one, so where that was answered, at most all of
+    it but the last tokens is still there, weighted by how often that has come true.
+    """
+    held = np.zeros_like(prompt_tokens)
+    if not snapshot.sessions:
+        return held
+    columns = {(d.node_id, d.model): index for index, d in enumerate(snapshot.destinations)}
+    for r, request in enumerate(requests):
+        last = snapshot.sessions.get(request.session_id) if request.session_id else None
+        index = None if last is None else columns.get((last.node_id, last.model))
+        if last is not None and index is not None:
+            most = min(float(last.tokens), _MOST_HELD_RATIO * prompt_tokens[r, index])
+            held[r, index] = last.hit_ratio * most
+    return held
 
 
 def _processing_watts(snapshot: ClusterSnapshot, *, marginal_only: bool) -> FloatArray:

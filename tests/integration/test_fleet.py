@@ -164,11 +164,12 @@ def test_drained_node_gets_nothing_until_it_is_lifted(tmp_path: Path) -> None:
             )
             answers = await asyncio.gather(*(fleet.infer(f"Question {i}?") for i in range(6)))
             assert {account.node_id for _, account in answers} == {"b"}
-            await fleet.client.admin.DrainNode(
-                admin_pb2.DrainNodeRequest(node_id="a", is_draining=False), timeout=5
-            )
+            for node_id, is_draining in (("a", False), ("b", True)):
+                await fleet.client.admin.DrainNode(
+                    admin_pb2.DrainNodeRequest(node_id=node_id, is_draining=is_draining), timeout=5
+                )
             answers = await asyncio.gather(*(fleet.infer(f"Question {i}?") for i in range(6)))
-            assert {account.node_id for _, account in answers} == {"a", "b"}
+            assert {account.node_id for _, account in answers} == {"a"}
 
     asyncio.run(scenario())
 

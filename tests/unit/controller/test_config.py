@@ -96,7 +96,7 @@ def test_setting_like_no_other_is_told_what_there_is(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, "[fleet]\nzzz = 1\n")
     assert problem == (
         "fleet.zzz: no such setting; there are: health_interval_seconds, lease_seconds, "
-        "probe_interval_seconds"
+        "probe_interval_seconds, goodput_interval_seconds"
     )
 
 

@@ -60,7 +60,15 @@ def test_what_is_unknown_stays_unknown() -> None:
 
 
 def test_health_survives_the_wire() -> None:
-    sample = health(is_throttled=True, busy_slots=((ModelName("small"), 3),), issues=("hot",))
+    sample = health(
+        is_throttled=True,
+        busy_slots=((ModelName("small"), 3),),
+        queued_requests=((ModelName("small"), 1),),
+        issues=("hot",),
+        power_mode="15W",
+        gpu_utilisation_ratio=0.5,
+        energy_today_joules=1234.5,
+    )
     assert health_from_proto(health_to_proto(sample)) == sample
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.ids import ModelName, RequestId
-from controller.profiler.request_monitor import RequestMonitor
+from controller.profiler.request_monitor import Claim, RequestMonitor
 
 MODEL = ModelName("small")
 work = st.floats(0.0, 1e4)
@@ -13,7 +13,7 @@ tokens = st.integers(0, 5000)
 def monitor_with(*work_seconds: float, now: float = 0.0) -> RequestMonitor:
     monitor = RequestMonitor()
     for index, seconds in enumerate(work_seconds):
-        monitor.dispatched(RequestId(f"r{index}"), MODEL, seconds, 100.0, now)
+        monitor.dispatched(RequestId(f"r{index}"), Claim(MODEL, seconds, 100.0), now)
     return monitor
 
 
@@ -47,7 +47,7 @@ def test_node_that_went_silent_never_looks_idle() -> None:
 
 def test_ends_of_unknown_requests_are_harmless() -> None:
     monitor = monitor_with(4.0)
-    monitor.ended(RequestId("other"))
+    monitor.ended(RequestId("other"), 0.0)
     monitor.progressed(RequestId("other"), 5, 1.0)
     assert len(monitor) == 1
     assert monitor.backlog_seconds(0.0) == pytest.approx(4.0)
@@ -59,10 +59,10 @@ def test_more_work_never_lowers_the_backlog(
 ) -> None:
     monitor = RequestMonitor()
     for index, (seconds, streamed) in enumerate(running):
-        monitor.dispatched(RequestId(f"r{index}"), MODEL, seconds, 100.0, 0.0)
+        monitor.dispatched(RequestId(f"r{index}"), Claim(MODEL, seconds, 100.0), 0.0)
         monitor.progressed(RequestId(f"r{index}"), streamed, 0.0)
     before = monitor.backlog_seconds(wait_seconds)
-    monitor.dispatched(RequestId("new"), MODEL, new_work, 100.0, wait_seconds)
+    monitor.dispatched(RequestId("new"), Claim(MODEL, new_work, 100.0), wait_seconds)
     assert monitor.backlog_seconds(wait_seconds) >= before
 
 
@@ -90,6 +90,6 @@ def test_backlog_is_zero_exactly_when_nothing_is_in_flight(
     monitor = monitor_with(*(seconds + 0.001 for seconds in running))
     for index in range(len(running)):
         assert monitor.backlog_seconds(now) > 0.0
-        monitor.ended(RequestId(f"r{index}"))
+        monitor.ended(RequestId(f"r{index}"), now)
     assert monitor.backlog_seconds(now) == 0.0
     assert len(monitor) == 0

@@ -21,8 +21,8 @@ from controller.profiler.state import (
     NodeConnected,
     NodeDisconnected,
     NodeForgotten,
+    ProbeReturned,
     ProfilerState,
-    RoundTripMeasured,
     TokensStreamed,
 )
 from tests.fakes.reports import health, hello, join, reported_model, routable_nodes
@@ -137,9 +137,9 @@ def test_round_trip_is_a_default_until_measured_and_smoothed_after(
     join(profiler, 1.0, hello("vm", kind=NodeKind.CLOUD))
     pi, vm = profiler.snapshot(1.0).nodes
     assert 0 < pi.network.round_trip_seconds < vm.network.round_trip_seconds
-    profiler.apply(RoundTripMeasured(PI, 0.2), 2.0)
+    profiler.apply(ProbeReturned(PI, 0.2), 2.0)
     assert profiler.snapshot(2.0).nodes[0].network.round_trip_seconds == pytest.approx(0.2)
-    profiler.apply(RoundTripMeasured(PI, 0.6), 3.0)
+    profiler.apply(ProbeReturned(PI, 0.6), 3.0)
     assert profiler.snapshot(3.0).nodes[0].network.round_trip_seconds == pytest.approx(0.3)
 
 
@@ -201,7 +201,7 @@ def test_counts_of_a_node_outlive_its_reconnects(profiler: ProfilerState) -> Non
         DrainChanged(PI, True),
         ModelsReported(PI, ()),
         HealthReported(PI, health()),
-        RoundTripMeasured(PI, 1.0),
+        ProbeReturned(PI, 1.0),
         dispatched(),
         TokensStreamed(PI, RequestId("r1"), 1),
         Ended(PI, RequestId("r1"), False),

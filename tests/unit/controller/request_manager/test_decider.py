@@ -82,7 +82,7 @@ async def test_every_request_gets_its_placement_with_every_other_destination(
         assert placement.chosen is not None
         assert placement.chosen.refusal is None
         assert placement.chosen.finish_seconds is not None
-        assert placement.chosen.finish_seconds <= decision.completion_seconds + 1e-9
+        assert placement.chosen.finish_seconds > placement.chosen.latency_seconds
         assert placement.chosen.predicted_output_tokens > 0
         nodes = {other.node_id for other in placement.others} | {placement.chosen.node_id}
         assert nodes == {"a", "b", "c"}
