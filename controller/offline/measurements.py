@@ -9,11 +9,12 @@ import csv
 import dataclasses
 import gzip
 import importlib
+import itertools
 import math
 import os
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -22,6 +23,7 @@ SCHEMA_VERSION: Final = 1
 FORMATS: Final = ("parquet", "csv")
 MeasurementFormat = Literal["parquet", "csv"]
 
+_ROWS_AT_ONCE: Final = 10_000
 _METADATA_KEY: Final = b"pointsman.measurements.schema_version"
 _VERSION_COLUMN: Final = "schema_version"
 
@@ -293,7 +295,7 @@ def write_measurements(
     partial = path.with_name(path.name + ".partial")
     try:
         if format == "parquet":
-            count = _write_parquet(partial, list(rows))
+            count = _write_parquet(partial, rows)
         else:
             count = _write_csv(partial, rows)
         os.replace(partial, path)
@@ -424,18 +426,29 @@ def _pyarrow() -> tuple[Any, Any]:
         ) from error
 
 
-def _write_parquet(path: Path, rows: Sequence[Measurement]) -> int:
+def _write_parquet(path: Path, rows: Iterable[Measurement]) -> int:
     arrow, parquet = _pyarrow()
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     schema = arrow.schema(
         [arrow.field(c.name, types[c.type], nullable=c.is_optional) for c in COLUMNS],
         metadata={_METADATA_KEY: str(SCHEMA_VERSION).encode()},
     )
-    columns = {c.name: [getattr(row, c.name) for row in rows] for c in COLUMNS}
-    parquet.write_table(arrow.table(columns, schema=schema), path, compression="zstd")
+    count = 0
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for group in _groups(rows):
+            columns = {c.name: [getattr(row, c.name) for row in group] for c in COLUMNS}
+            writer.write_table(arrow.table(columns, schema=schema))
+            count += len(group)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return len(rows)
+    return count
+
+
+def _groups(rows: Iterable[Measurement]) -> Iterator[list[Measurement]]:
+    """Rows some at a time, so that a large run needs no memory for all of them."""
+    remaining = iter(rows)
+    while group := list(itertools.islice(remaining, _ROWS_AT_ONCE)):
+        yield group
 
 
 def _read_parquet(path: Path) -> list[Measurement]:
