@@ -178,8 +178,9 @@ class Finished:
 
     `prefill_seconds + decode_seconds` is the wall time the sequence was active, shared with
     others; `work_seconds` is its share of the engine's busy time, so that over all requests the
-    work adds up to the busy time. `cached_prompt_tokens` of the `prompt_tokens` were not read but
-    reused from an earlier request.
+    work adds up to the busy time. `prefill_work_seconds` is the part of that share which the
+    prompt took; None when the engine cannot tell. `cached_prompt_tokens` of the `prompt_tokens`
+    were not read but reused from an earlier request.
     """
 
     reason: StopReason
@@ -190,6 +191,7 @@ class Finished:
     decode_seconds: float
     work_seconds: float
     cached_prompt_tokens: int = 0
+    prefill_work_seconds: float | None = None
 
 
 class RejectionKind(enum.Enum):

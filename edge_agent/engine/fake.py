@@ -100,6 +100,7 @@ class _Sequence:
     answer_started_at: float | None = None
     completion_tokens: int = 0
     work_seconds: float = 0.0
+    prefill_work_seconds: float = 0.0
 
 
 class FakeEngine:
@@ -317,6 +318,8 @@ class FakeEngine:
         active = sum(s.started_at is not None for s in self._sequences.values())
         await self._sleep(seconds * active)
         sequence.work_seconds += seconds
+        if sequence.answer_started_at is None:
+            sequence.prefill_work_seconds += seconds
         self._busy_seconds += seconds
 
     def _put_text(self, sequence: _Sequence, text: str, tokens: int) -> None:
@@ -349,6 +352,7 @@ class FakeEngine:
                 prefill_seconds=answered - started,
                 decode_seconds=now - answered,
                 work_seconds=sequence.work_seconds,
+                prefill_work_seconds=sequence.prefill_work_seconds,
             )
         )
         if sequence.task is not None and sequence.task is not asyncio.current_task():

@@ -173,6 +173,7 @@ class _Generation:
     reused_tokens: int = 0
     answer: list[int] = field(default_factory=list)
     work_seconds: float = 0.0
+    prefill_work_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -432,7 +433,10 @@ class Worker:
             shares[prefill.slot] = prefill.count
         for slot, tokens in shares.items():
             generation = self._generations[self._table.occupant(slot).key]
-            generation.work_seconds += seconds * tokens / plan.tokens
+            work_seconds = seconds * tokens / plan.tokens
+            generation.work_seconds += work_seconds
+            if slot not in plan.decodes:
+                generation.prefill_work_seconds += work_seconds
 
     def _free(self, slot: int) -> None:
         """Free a slot; what is in its cache stays there for whoever may reuse it."""
@@ -468,5 +472,6 @@ class Worker:
                 decode_seconds=now - answered,
                 work_seconds=generation.work_seconds,
                 cached_prompt_tokens=generation.reused_tokens,
+                prefill_work_seconds=generation.prefill_work_seconds,
             ),
         )
