@@ -3,7 +3,9 @@
 import click
 
 from controller import __version__
+from controller.commands.calibrate import calibrate
 from controller.commands.demonstration import demo
+from controller.commands.models import models
 from controller.commands.operation import nodes, policy
 from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
@@ -23,6 +25,8 @@ for _command in (
     explain,
     feedback,
     nodes,
+    models,
+    calibrate,
     policy,
     embedding,
     problem,

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
 
 if TYPE_CHECKING:  # it brings the compiler, which no other table needs
     from controller.bench.quality import QualityEvaluation
@@ -133,7 +134,10 @@ def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> 
 def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
     """The fleet."""
     table = Table()
-    columns = "node,state,kind,hardware,models,CPU,power,RTT ms,backlog s,running,done,failed"
+    columns = (
+        "node,state,kind,hardware,models,CPU,power,RTT ms,to/from Mbit/s,backlog s,running,done,"
+        "failed,gone"
+    )
     for name in columns.split(","):
         table.add_column(name, overflow="fold")
     for node in response.nodes:
@@ -142,6 +146,8 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
         if health is not None and health.HasField("power_watts"):
             mark = "~" if health.power_source == types_pb2.POWER_SOURCE_ESTIMATE else ""
             power = f"{mark}{health.power_watts:.1f} W"
+        if health is not None and health.is_throttled:
+            power += " throttled"
         table.add_row(
             node.node_id,
             node.state,
@@ -151,13 +157,130 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
             "-" if health is None else f"{100 * health.cpu_utilisation_ratio:.0f} %",
             power,
             _number(1000 * node.round_trip_seconds) if node.HasField("round_trip_seconds") else "-",
+            _goodput(node),
             _number(node.backlog_seconds),
             str(node.inflight_requests),
             str(node.completed_requests),
             str(node.failed_requests),
+            str(node.cancelled_requests),
         )
     console = _console()
     console.print(table if response.nodes else "No node has connected yet.")
+
+
+def _goodput(node: admin_pb2.NodeStatus) -> str:
+    """Both ways, with its age once it is older than a few minutes; metered links are not asked."""
+    if node.attributes.is_link_metered:
+        return "metered"
+    rates = [
+        _number(8e-6 * getattr(node, name)) if node.HasField(name) else "-"
+        for name in ("receive_bytes_per_second", "transmit_bytes_per_second")
+    ]
+    if rates == ["-", "-"]:
+        return "-"
+    age = node.goodput_age_seconds if node.HasField("goodput_age_seconds") else 0.0
+    old = f" ({age / 60:.0f} min ago)" if age > _OLD_SECONDS else ""
+    return "/".join(rates) + old
+
+
+_OLD_SECONDS = 300.0
+
+
+def print_models(nodes: Sequence[admin_pb2.NodeStatus]) -> None:
+    """What nodes have, with the speeds that predictions use now."""
+    table = Table()
+    columns = (
+        "node,model,phase,slots,context,reads t/s,writes t/s,all slots t/s,memory,pinned,issue"
+    )
+    for name in columns.split(","):
+        table.add_column(name, overflow="fold")
+    for node in nodes:
+        for model in node.models:
+            phase = fleet_pb2.ModelPhase.Name(model.phase).removeprefix("MODEL_PHASE_").lower()
+            if model.HasField("progress_ratio"):
+                phase += f" {100 * model.progress_ratio:.0f} %"
+            table.add_row(
+                node.node_id,
+                model.name,
+                phase if node.state != "offline" else f"{phase} (offline)",
+                str(model.slots),
+                str(model.context_tokens),
+                *_speeds(model),
+                f"{model.resident_bytes / 1e6:.0f} MB" if model.HasField("resident_bytes") else "-",
+                "yes" if model.is_pinned else "",
+                model.issue,
+            )
+    _console().print(table if table.row_count else "No node has a model.")
+
+
+def _speeds(model: fleet_pb2.ModelState) -> tuple[str, str, str]:
+    if not model.HasField("calibration"):
+        return ("-", "-", "-")
+    speeds = model.calibration
+    return (
+        _number(speeds.prefill_tokens_per_second),
+        _number(speeds.decode_tokens_per_second),
+        _number(speeds.saturated_decode_tokens_per_second),
+    )
+
+
+def print_calibrations(responses: "Sequence[admin_pb2.CalibrateResponse]") -> None:
+    """What was measured."""
+    table = Table()
+    columns = "node,model,reads t/s,writes t/s,all slots t/s,slots,power under load,power mode"
+    for name in columns.split(","):
+        table.add_column(name, overflow="fold")
+    for response in responses:
+        for model in response.models:
+            speeds = model.calibration
+            table.add_row(
+                response.node_id,
+                model.name,
+                *_speeds(model),
+                str(speeds.measured_slots or model.slots),
+                f"{speeds.load_watts:.1f} W" if speeds.HasField("load_watts") else "-",
+                speeds.power_mode or "-",
+            )
+    _console().print(table if table.row_count else "Nothing was measured.")
+
+
+class OrderProgress:
+    """Tells on standard error how orders go: a bar for each node on a terminal, else lines."""
+
+    def __init__(self) -> None:
+        self._console = _console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._progress = Progress(
+            *columns, console=self._console, disable=not self._console.is_terminal
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._said: dict[str, str] = {}
+
+    def __enter__(self) -> "OrderProgress":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, node_id: str, update: fleet_pb2.OrderUpdate) -> None:
+        """Take in one update of a node's order."""
+        phase = fleet_pb2.OrderPhase.Name(update.phase).removeprefix("ORDER_PHASE_").lower()
+        doing = update.message or phase
+        if self._console.is_terminal:
+            bar = self._bars.get(node_id)
+            if bar is None:
+                bar = self._bars[node_id] = self._progress.add_task("", total=None)
+            is_known = update.HasField("progress_ratio") or phase != "running"
+            self._progress.update(
+                bar,
+                description=f"{node_id}: {doing}",
+                total=1.0 if is_known else None,
+                completed=1.0 if phase != "running" else update.progress_ratio,
+            )
+        elif self._said.get(node_id) != doing:
+            self._said[node_id] = doing
+            self._console.print(f"{node_id}: {doing}")
 
 
 def print_bench_rows(rows: "Sequence[BenchRow]") -> None:

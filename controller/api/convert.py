@@ -3,7 +3,14 @@
 from controller.api.service import Calibrating, NodeView, ServedModel
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.order import ManageModel
-from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
+from controller.domain.request import (
+    ChatMessage,
+    Constraints,
+    FormatKind,
+    InferenceRequest,
+    ResponseFormat,
+    Sampling,
+)
 from controller.errors import InvalidRequestError
 from controller.fleet.convert import (
     action_from_proto,
@@ -60,7 +67,24 @@ def request_from_proto(message: types_pb2.InferenceRequest) -> InferenceRequest:
             edge_only=limits.edge_only,
             node_id=NodeId(limits.node_id) if limits.node_id else None,
         ),
+        response_format=response_format_from_proto(message.response_format)
+        if message.HasField("response_format")
+        else None,
+        session_id=message.session_id,
     )
+
+
+def response_format_from_proto(message: types_pb2.ResponseFormat) -> ResponseFormat | None:
+    """What an answer must look like; None for free text."""
+    match message.WhichOneof("format"):
+        case "json_object":
+            return ResponseFormat(FormatKind.JSON_OBJECT) if message.json_object else None
+        case "json_schema":
+            return ResponseFormat(FormatKind.JSON_SCHEMA, message.json_schema)
+        case "grammar":
+            return ResponseFormat(FormatKind.GRAMMAR, message.grammar)
+        case _:
+            return None
 
 
 def weights_from_proto(message: types_pb2.ObjectiveWeights) -> Weights:

@@ -1,13 +1,19 @@
 """Whether a request makes sense, before it costs anybody anything."""
 
+import json
 import math
+import re
 
-from controller.domain.request import InferenceRequest
+from controller.domain.request import FormatKind, InferenceRequest, ResponseFormat
 from controller.errors import InvalidRequestError
 
 _ROLES = ("system", "user", "assistant")
 _MAX_ID_CHARACTERS = 128
 _MAX_STOP_STRINGS = 16
+_MAX_FORMAT_BYTES = 65_536
+"""What an engine compiles to a grammar in reasonable time."""
+
+_ROOT_RULE = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _MAX_INT32 = 2**31 - 1
 """What the wire carries."""
 
@@ -38,6 +44,11 @@ def check_request(request: InferenceRequest, max_prompt_bytes: int) -> None:
         raise InvalidRequestError(f"stop: at most {_MAX_STOP_STRINGS} strings, none empty.")
     for stop in sampling.stop:
         _check_unicode("stop", stop)
+    if len(request.session_id) > _MAX_ID_CHARACTERS:
+        raise InvalidRequestError(f"session_id: at most {_MAX_ID_CHARACTERS} characters.")
+    _check_unicode("session_id", request.session_id)
+    if request.response_format is not None:
+        _check_format(request.response_format)
     limits = request.constraints
     if limits.min_quality_ratio is not None and not 0 <= limits.min_quality_ratio <= 1:
         raise InvalidRequestError(f"min_quality_ratio: 0 to 1, not {limits.min_quality_ratio:g}.")
@@ -60,6 +71,27 @@ def _check_prompt(request: InferenceRequest, max_prompt_bytes: int) -> None:
     size = len(request.text.encode())
     if size > max_prompt_bytes:
         raise InvalidRequestError(f"The prompt has {size} bytes; at most {max_prompt_bytes}.")
+
+
+def _check_format(given: ResponseFormat) -> None:
+    name = given.kind.value
+    if given.kind is FormatKind.JSON_OBJECT:
+        return
+    _check_unicode(f"response_format.{name}", given.text)
+    if len(given.text.encode()) > _MAX_FORMAT_BYTES:
+        raise InvalidRequestError(f"response_format.{name}: at most {_MAX_FORMAT_BYTES} bytes.")
+    if given.kind is FormatKind.GRAMMAR:
+        if not _ROOT_RULE.search(given.text):
+            raise InvalidRequestError(
+                "response_format.grammar: it needs a rule named root, such as root ::= [0-9]+."
+            )
+        return
+    try:
+        schema = json.loads(given.text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"response_format.{name}: not valid JSON: {error}.") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequestError(f"response_format.{name}: a JSON Schema is an object.")
 
 
 def _check_unicode(field: str, text: str) -> None:

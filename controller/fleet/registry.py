@@ -5,8 +5,13 @@ asked, since boards without a clock battery jump after boot.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from controller.ids import NodeId, SessionId
+from controller.profiler.node_profiler import most_are_silent
+
+_NEARLY_OVER_RATIO: Final = 0.25
+"""A node with less than this of its lease left has missed several reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class Registry:
         self._draining: set[NodeId] = set()
         self._acked: dict[NodeId, tuple[str, int]] = {}
         self._checked_at: float | None = None
+        self._grace_until: float | None = None
 
     def begin(
         self, session_id: SessionId, node_id: NodeId, instance_id: str, now: float
@@ -65,14 +71,29 @@ class Registry:
         """Sessions whose lease has run out; call it a few times per lease.
 
         When the controller itself was stalled since the last call, what the nodes sent meanwhile
-        still waits to be read, so everybody gets one more lease (case L3).
+        still waits to be read, so everybody gets one more lease (case L3). When most of a fleet is
+        silent at once, the controller's own network is the likelier fault: nobody is evicted for
+        one more lease, and whoever is silent even then has really gone.
         """
         last, self._checked_at = self._checked_at, now
         if last is not None and now - last > self._lease_seconds / 2:
             for node_id in list(self._by_node):
                 self.renew(node_id, now)
             return []
-        return [session for session in self._by_node.values() if session.leased_until <= now]
+        # Leases that began within one interval of reports run out one after the other.
+        silent = sum(
+            session.leased_until - now <= _NEARLY_OVER_RATIO * self._lease_seconds
+            for session in self._by_node.values()
+        )
+        overdue = [session for session in self._by_node.values() if session.leased_until <= now]
+        if not most_are_silent(silent, len(self._by_node)):
+            self._grace_until = None
+            return overdue
+        if self._grace_until is None and overdue:
+            self._grace_until = now + self._lease_seconds
+        if self._grace_until is not None and now < self._grace_until:
+            return []
+        return overdue
 
     def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
         """The last fact of this start of the agent that has arrived; earlier starts are gone."""

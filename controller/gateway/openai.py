@@ -1,16 +1,24 @@
 """OpenAI's chat-completions schema: from its JSON to the domain, and from events to its JSON."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic.functional_validators import field_validator
+from pydantic.functional_validators import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from controller.api.service import ServedModel
 from controller.domain.completion import FinishReason, Usage
-from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
+from controller.domain.request import (
+    ChatMessage,
+    Constraints,
+    FormatKind,
+    InferenceRequest,
+    ResponseFormat,
+    Sampling,
+)
 from controller.errors import RouterError, UnknownModelError, public_error
 from controller.ids import ModelName, RequestId, new_request_id
 from controller.request_manager.records import Account
@@ -34,7 +42,6 @@ _UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
@@ -138,8 +145,39 @@ class StreamOptions(_Strict):
     include_usage: bool | None = None
 
 
+class JsonSchemaFormat(_Strict):
+    """OpenAI's wrapper of a schema; its name and strictness say nothing more: it is always kept."""
+
+    schema_: Annotated[Json, Field(alias="schema")]
+
+
+class ResponseFormatOption(_Strict):
+    """What the answer must look like: free text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormatOption":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError(
+                "schema", "json_schema belongs to type json_schema, and to no other"
+            )
+        return self
+
+    def to_format(self) -> ResponseFormat | None:
+        """The format in the domain's terms; None for free text."""
+        if self.json_schema is not None:
+            schema = json.dumps(self.json_schema.schema_, ensure_ascii=False)
+            return ResponseFormat(FormatKind.JSON_SCHEMA, schema)
+        return ResponseFormat(FormatKind.JSON_OBJECT) if self.type == "json_object" else None
+
+
 class RoutingOptions(_Strict):
-    """Our own request field `pointsman`: limits that routing must keep.
+    """Our own request field `pointsman`: limits that routing must keep, and the conversation.
+
+    `session_id` is the same for all turns of a conversation, so that the node that still holds the
+    last one can be preferred. OpenAI's `user` names a person, who may have many, and is not used.
 
     A misspelt limit is refused, for one that is silently dropped would not hold.
     """
@@ -151,6 +189,8 @@ class RoutingOptions(_Strict):
     deadline_seconds: float | None = None
     max_price_usd: float | None = None
     edge_only: bool = False
+    session_id: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    grammar: Annotated[str, StringConstraints(min_length=1)] | None = None
 
 
 class ChatCompletionRequest(_Strict):
@@ -170,6 +210,7 @@ class ChatCompletionRequest(_Strict):
     stop: list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormatOption | None = None
     pointsman: RoutingOptions | None = None
 
     @field_validator("stop", mode="before")
@@ -213,7 +254,14 @@ class ChatCompletionRequest(_Strict):
                 max_price_usd=given.max_price_usd,
                 edge_only=given.edge_only,
             ),
+            response_format=self._format(given),
+            session_id=given.session_id or "",
         )
+
+    def _format(self, given: RoutingOptions) -> ResponseFormat | None:
+        if given.grammar is not None:
+            return ResponseFormat(FormatKind.GRAMMAR, given.grammar)
+        return self.response_format.to_format() if self.response_format is not None else None
 
 
 def parse_request(body: bytes) -> ChatCompletionRequest:
@@ -242,6 +290,9 @@ def parse_request(body: bytes) -> ChatCompletionRequest:
         raise _first_problem(error) from error
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise _bad("max_tokens and max_completion_tokens: give one of them.", "max_tokens")
+    options = request.pointsman
+    if options is not None and options.grammar is not None and request.response_format is not None:
+        raise _bad("pointsman.grammar: not together with response_format.", "pointsman.grammar")
     if request.stream_options is not None and not request.is_stream:
         raise _bad("stream_options: only together with stream set to true.", "stream_options")
     return request

@@ -13,7 +13,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from controller.api.service import ServedModel
 from controller.domain.completion import Completion, FinishReason, Usage
-from controller.domain.request import ChatMessage, Constraints, Sampling
+from controller.domain.request import (
+    ChatMessage,
+    Constraints,
+    FormatKind,
+    ResponseFormat,
+    Sampling,
+)
 from controller.errors import PUBLIC_ERRORS, InvalidRequestError, UnknownModelError
 from controller.gateway.openai import (
     ChatCompletionRequest,
@@ -184,7 +190,6 @@ def test_parameters_that_change_nothing_are_ignored() -> None:
         ("n", 2),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("logprobs", True),
         ("top_logprobs", 3),
         ("logit_bias", {"1": 5}),
@@ -427,3 +432,44 @@ def test_reference_page_lists_every_field() -> None:
         *chat_completion(ACCOUNT, "", 0)["pointsman"],
     }
     assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, ResponseFormat(FormatKind.JSON_OBJECT)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+            ResponseFormat(FormatKind.JSON_SCHEMA, '{"type": "object"}'),
+        ),
+    ],
+)
+def test_response_format_is_taken_as_openai_writes_it(
+    option: object, expected: ResponseFormat | None
+) -> None:
+    request = parse_request(body(response_format=option)).to_inference()
+    assert request.response_format == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "param"),
+    [
+        ({"type": "yaml"}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_response_format_that_says_nothing_clear_is_refused(option: object, param: str) -> None:
+    failure = refusal(body(response_format=option))
+    assert (failure.status, failure.param) == (400, param)
+
+
+def test_conversation_and_grammar_are_options_of_our_own() -> None:
+    given = {"session_id": "talk-1", "grammar": "root ::= [0-9]+"}
+    request = parse_request(body(pointsman=given)).to_inference()
+    assert request.session_id == "talk-1"
+    assert request.response_format == ResponseFormat(FormatKind.GRAMMAR, "root ::= [0-9]+")
+    both = body(pointsman=given, response_format={"type": "json_object"})
+    assert refusal(both).param == "pointsman.grammar"
