@@ -227,7 +227,7 @@ class LlamaModel:
         self._known_grammars: collections.OrderedDict[str, str | None] = collections.OrderedDict()
         self._abort_callback: Any = None
         self._piece_buffer = ctypes.create_string_buffer(256)
-        self._load_template(settings.chat_template)
+        self.set_template(settings.chat_template)
         self._warm_up()
 
     def _wishes(self, settings: EngineSettings) -> Any:
@@ -249,7 +249,8 @@ class LlamaModel:
         wishes.no_perf = True
         return wishes
 
-    def _load_template(self, override: str | None) -> None:
+    def set_template(self, override: str | None) -> None:
+        """Use this chat template from now on; None uses the file's own."""
         self._template: ChatTemplate | None = None
         self.template_issue: str | None = None
         source = override
@@ -313,6 +314,16 @@ class LlamaModel:
             return TokenisedPrompt(self._with_bos(self._encode(prompt)))
         tokens = self._chat_tokens(prompt)
         return TokenisedPrompt(tokens, self._shared_tokens(prompt, tokens))
+
+    def render(self, chat: Sequence[Message]) -> str:
+        """The text that the template makes of a chat, markers and all.
+
+        Raises:
+            TemplateError: there is no template, or it refuses the chat.
+        """
+        if self._template is None:
+            raise TemplateError("There is no chat template.")
+        return self._template.render(chat)
 
     def _chat_tokens(self, chat: Sequence[Message]) -> list[int]:
         if self._template is None:

@@ -65,6 +65,18 @@ class SpecialTexts:
                 return True
         return False
 
+    def meet(self, left: str, right: str) -> bool:
+        """Whether a control token's text begins in one text and ends in the next."""
+        longest = self._lengths[0] if self._lengths else 0
+        left, right = left[-longest:], right[:longest]
+        both = left + right
+        return any(
+            size > len(left) - at and both[at : at + size] in self._texts
+            for at in range(len(left))
+            for size in self._lengths
+            if at + size <= len(both)
+        )
+
 
 class Hiding:
     """Hides the control tokens' texts of one chat behind marks that no message has.
@@ -107,12 +119,25 @@ class Hiding:
             ValueError: it cut a mark in two.
         """
         pieces: list[Piece] = []
+        is_joined = False
         # Odd parts are the numbers in the marks.
         for index, part in enumerate(re.split(f"{self._border}([0-9]+){self._border}", rendered)):
             if index % 2:
-                pieces.append(Piece(self._hidden[int(part)], is_plain=True))
-            elif self._border in part:
+                hidden = self._hidden[int(part)]
+                is_joined = not hidden
+                if hidden:
+                    pieces.append(Piece(hidden, is_plain=True))
+                continue
+            if self._border in part:
                 raise ValueError("it cuts messages at a fixed length, within a control token")
+            before = pieces[-1] if pieces else None
+            if (
+                before is not None
+                and is_joined
+                and not before.is_plain
+                and not self._special.meet(before.text, part)
+            ):
+                pieces[-1] = Piece(before.text + part, is_plain=False)
             else:
                 pieces.append(Piece(part, is_plain=False))
         return [piece for piece in pieces if piece.text]
