@@ -6,14 +6,16 @@ last line that a crash cut off is taken away when the journal is opened again; i
 simply asked again.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from controller.offline.measurements import (
     SCHEMA_VERSION,
@@ -89,10 +91,10 @@ class Journal:
     def __init__(self, folder: Path, plan: Plan, resume: bool) -> None:
         self.folder = folder
         self._size = 0
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / _JOURNAL).open("ab")
+            self._file = (folder / _JOURNAL).open("ab", buffering=0)
             self._lock(self._file)
             self.plan = self._agree(plan, resume)
             self.repaired_bytes = self._repair(self._file)
@@ -128,8 +130,9 @@ class Journal:
             record = {"type": "failure", **asdict(entry)}
         line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         try:
-            self._file.write(line)
-            self._file.flush()
+            remaining = memoryview(line)
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             self._rewind()
@@ -147,19 +150,12 @@ class Journal:
 
     def _rewind(self) -> None:
         """Take a line away that was written in part; what cannot be is repaired when reopened."""
-        file, self._file = self._file, None
-        if file is None:
-            return
-        try:
-            os.ftruncate(file.fileno(), self._size)
-        except OSError:
-            pass
-        try:
-            file.close()  # writes what is buffered, and fails again
-        except OSError:
-            pass
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._size)
+        self.close()
 
-    def _lock(self, file: IO[bytes]) -> None:
+    def _lock(self, file: FileIO) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -186,7 +182,7 @@ class Journal:
                 )
         return before
 
-    def _repair(self, file: IO[bytes]) -> int:
+    def _repair(self, file: FileIO) -> int:
         """Take away a last line that a crash cut off; how many bytes that were."""
         good = 0
         with (self.folder / _JOURNAL).open("rb") as written:

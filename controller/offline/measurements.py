@@ -294,10 +294,8 @@ def write_measurements(
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        if format == "parquet":
-            count = _write_parquet(partial, rows)
-        else:
-            count = _write_csv(partial, rows)
+        write = _write_parquet if format == "parquet" else _write_csv
+        count = write(partial, rows)
         os.replace(partial, path)
     except OSError as error:
         raise MeasurementsError(f"{path}: {error.strerror or error}") from error
