@@ -1,13 +1,11 @@
 """The composition root: builds the parts, starts and stops them in order."""
 
 import asyncio
-import os
 import random
-import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -15,32 +13,38 @@ import structlog
 
 from edge_agent import __version__
 from edge_agent.config import Settings
+from edge_agent.control import ControlServer
 from edge_agent.engine.base import EngineSettings, InferenceEngine
+from edge_agent.engine.memory import available_bytes
+from edge_agent.errors import AgentError
 from edge_agent.identity import HostDescription, describe_host, user_name
-from edge_agent.lifecycle import AgentState, agent_state
+from edge_agent.lifecycle import AgentState, ModelPhase, agent_state
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
 from edge_agent.link.session import Introduction, LinkSession
+from edge_agent.reload import plan_reload
 from edge_agent.sensors.base import HostSample, PowerSource, Sensor
 from edge_agent.sensors.board import BoardSensor
+from edge_agent.sensors.energy_today import EnergyToday
 from edge_agent.sensors.host import HostSensor
+from edge_agent.sensors.power_mode import read_power_mode
 from edge_agent.sensors.power_model import PowerModel, power_model
 from edge_agent.sensors.sampler import PowerSampler, board_sensors
-from edge_agent.serving.models import (
-    Calibrate,
-    HostedModel,
-    MakeEngine,
-    ModelHost,
-    PrepareModel,
-    Speeds,
-)
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.hosted import HostedModel, PrepareModel
+from edge_agent.serving.models import Calibrate, MakeEngine, ModelHost
+from edge_agent.serving.orders import OrderDesk
 from edge_agent.serving.prepare import ModelPreparer
+from edge_agent.serving.token_energy import TokenEnergy, measure_token_energy
 from edge_agent.serving.work import WorkDesk
 from edge_agent.status import StatusObject, StatusServer
+from edge_agent.systemd import feed_watchdog, notify_reloading, notify_systemd
+from edge_agent.telemetry import configure_logs
 from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()
 
 _FLUSH_SECONDS: Final = 2.0
+_ENERGY_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -54,9 +58,11 @@ class Agent:
     desk: WorkDesk
     link: LinkSession
     sampler: PowerSampler
+    energy_today: EnergyToday
     started_at: float
     sample: HostSample | None = None
     is_stopping: bool = False
+    reload_issues: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> AgentState:
@@ -82,7 +88,7 @@ class Agent:
         found = [
             f"{name}: {model.issue}"
             for name, model in self.models.models.items()
-            if model.issue and model.phase.value != "loading"
+            if model.issue and model.phase in (ModelPhase.READY, ModelPhase.FAILED)
         ]
         if self.link.last_error and not self.link.is_connected:
             found.append(f"controller_unreachable: {self.link.last_error}")
@@ -94,6 +100,7 @@ class Agent:
             found.append(
                 f"throttled: {', '.join(self.sampler.board.limits)}; see edge-agent doctor"
             )
+        found += self.reload_issues
         if not self.models.models:
             found.append("no_models: list at least one under [[models]] in the settings")
         return found
@@ -117,12 +124,18 @@ class Agent:
             },
             "models": [_model_status(model) for model in self.models.models.values()],
             "health": None if sample is None else _health_status(sample, self.sampler),
-            "energy": _energy_status(self.sampler),
+            "memory": {
+                "budget_bytes": self.models.budget_bytes,
+                "reserved_bytes": self.models.reserved_bytes,
+            },
+            "energy": _energy_status(self.sampler, self.energy_today),
             "requests": {
                 "running": self.desk.running_requests,
                 "completed": self.desk.completed_requests,
                 "failed": self.desk.failed_requests,
                 "energy_joules": self.desk.energy_joules,
+                "prefill_joules": self.desk.prefill_joules,
+                "decode_joules": self.desk.decode_joules,
                 "energy_source": _weakest(self.desk.energy_sources),
                 "recent": [
                     {
@@ -132,6 +145,8 @@ class Agent:
                         "completion_tokens": completion.completion_tokens,
                         "total_seconds": round(completion.total_seconds, 3),
                         "energy_joules": completion.energy_joules,
+                        "prefill_joules": completion.prefill_joules,
+                        "decode_joules": completion.decode_joules,
                         "energy_source": _name(completion.energy_source),
                         "message": completion.message,
                     }
@@ -146,7 +161,7 @@ def _health_status(sample: HostSample, sampler: PowerSampler) -> StatusObject:
     power = sampler.power()
     return {
         "cpu_utilisation_ratio": sample.cpu_utilisation_ratio,
-        "gpu_utilisation_ratio": sampler.board.gpu_utilisation_ratio,
+        "gpu_utilisation_ratio": sampler.gpu_utilisation_ratio,
         "memory_available_bytes": sample.memory_available_bytes,
         "temperature_celsius": sample.temperature_celsius,
         "is_throttled": sample.is_throttled,
@@ -158,12 +173,14 @@ def _health_status(sample: HostSample, sampler: PowerSampler) -> StatusObject:
         "power_sample_hertz": power.sample_hertz,
         "power_age_seconds": power.age_seconds,
         "power_detail": power.detail,
+        "power_mode": sampler.board.power_mode or None,
     }
 
 
-def _energy_status(sampler: PowerSampler) -> StatusObject:
+def _energy_status(sampler: PowerSampler, today: EnergyToday) -> StatusObject:
     totals = sampler.totals()
     return {
+        "today_joules": today.joules,
         "total_joules": totals.total_joules,
         "requests_joules": totals.requests_joules,
         "idle_joules": totals.idle_joules,
@@ -192,6 +209,12 @@ def _model_status(model: HostedModel) -> StatusObject:
         "queued_requests": stats.queued_requests if stats else 0,
         "context_tokens": model.loaded.context_tokens if model.loaded else None,
         "resident_bytes": stats.resident_bytes if stats else None,
+        "reserved_bytes": model.reserved_bytes or None,
+        "is_pinned": model.is_pinned,
+        "progress_ratio": model.progress_ratio,
+        "power_mode": model.speeds.power_mode or None if model.speeds else None,
+        "prefill_joules_per_token": model.speeds.prefill_joules_per_token if model.speeds else None,
+        "decode_joules_per_token": model.speeds.decode_joules_per_token if model.speeds else None,
         "prefill_tokens_per_second": model.speeds.prefill_rate if model.speeds else None,
         "decode_tokens_per_second": model.speeds.decode_rate if model.speeds else None,
         "saturated_decode_tokens_per_second": model.speeds.saturated_decode_rate
@@ -215,6 +238,19 @@ async def measure(engine: InferenceEngine, slots: int) -> Speeds:
     return Speeds(prefill, decode, max(decode, saturated))
 
 
+@dataclass(frozen=True, slots=True)
+class Reloading:
+    """How new settings reach a running agent.
+
+    Attributes:
+        asked: set when they should be read; the agent clears it.
+        read: reads them; may block. Raises AgentError when they are wrong.
+    """
+
+    asked: asyncio.Event
+    read: Callable[[], Settings]
+
+
 FindSensors = Callable[[Settings], Sequence[Sensor]]
 
 
@@ -232,6 +268,7 @@ async def run(
     make_engine: MakeEngine = make_llama_engine,
     calibrate: Calibrate = measure,
     find_sensors: FindSensors = find_board_sensors,
+    reloading: Reloading | None = None,
 ) -> None:
     """Run the agent until `stop` is set, then drain.
 
@@ -241,17 +278,16 @@ async def run(
         make_engine: what decodes.
         calibrate: measures a loaded engine.
         find_sensors: power sensors to try, best first.
+        reloading: how new settings come; None takes none.
 
     Raises:
         AgentError: the data directory is in use or cannot be used.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     host = describe_host()
-    power = power_model(
-        host.hardware, host.cpu_cores, settings.power.idle_watts, settings.power.max_watts
-    )
     sensor = HostSensor()
-    sampler = PowerSampler(find_sensors(settings), power, BoardSensor())
+    first_mode = read_power_mode()
+    sampler = PowerSampler(find_sensors(settings), _power_model(host, settings), BoardSensor())
 
     def look() -> HostSample:
         sample, board = sensor.read(), sampler.board
@@ -267,7 +303,7 @@ async def run(
             settings.kind,
             __version__,
             loaded[0].engine_version if loaded else "",
-            power,
+            agent.power,
             settings.power.transmit_watts,
             settings.power.receive_watts,
         )
@@ -278,8 +314,20 @@ async def run(
     def health() -> fleet_pb2.HealthSample:
         agent.sample = look()
         return health_to_proto(
-            agent.sample, power, list(models.models.values()), agent.issues(), sampler.power()
+            agent.sample,
+            agent.power,
+            list(models.models.values()),
+            agent.issues(),
+            sampler.power(),
+            sampler.board.power_mode,
+            sampler.gpu_utilisation_ratio,
+            agent.energy_today.joules,
         )
+
+    async def measure_energy(engine: InferenceEngine, slots: int) -> TokenEnergy | None:
+        if not sampler.has_sensor:
+            return None
+        return await measure_token_energy(engine, slots, lambda: sampler.totals().total_joules)
 
     link = LinkSession(
         settings.controller,
@@ -292,74 +340,123 @@ async def run(
         ),
         lambda: desk,
         random.Random(),
+        orders=lambda: orders,
     )
+    preparer = ModelPreparer(settings)
     models = ModelHost(
         settings,
-        prepare or ModelPreparer(settings),
+        prepare or preparer,
         make_engine,
         calibrate,
         link.models_changed,
+        available_bytes=available_bytes(),
+        total_bytes=host.memory_bytes,
+        measure_energy=measure_energy,
+        power_mode=lambda: sampler.board.power_mode or first_mode,
     )
-    # What is guessed of this board says nothing of the machine behind a remote engine.
-    remote_power = None if settings.power.idle_watts is None else power
-    desk = WorkDesk(models.models.get, link, power, sampler, remote_power)
-    agent = Agent(settings, host, power, models, desk, link, sampler, time.monotonic())
+    orders = OrderDesk(models)
+    power = _power_model(host, settings)
+    desk = WorkDesk(
+        models.models.get, link, power, sampler, _remote_power(power, settings), models.bring
+    )
+    agent = Agent(
+        settings,
+        host,
+        power,
+        models,
+        desk,
+        link,
+        sampler,
+        EnergyToday(settings.data_dir / "energy-today.json"),
+        time.monotonic(),
+    )
     status = StatusServer(settings.socket_path, agent.snapshot)
+    control = ControlServer(settings.control_path, orders)
     await status.start()
     try:
+        await control.start()
         sampler.start()
         agent.sample = look()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(models.run, name="models")
             tasks.start_soon(link.run, name="link")
             tasks.start_soon(feed_watchdog, agent.is_healthy, name="watchdog")
+            tasks.start_soon(_count_energy, agent, name="energy-today")
+            if reloading is not None:
+                tasks.start_soon(_reload_when_asked, agent, preparer, reloading, name="reload")
             log.info("agent.started", node_id=settings.node_id, data_dir=str(settings.data_dir))
             on_ready()
             await stop.wait()
             log.info("agent.stopping", running_requests=desk.running_requests)
             await link.say_goodbye("the agent is stopping", 1.0)
-            await desk.drain(settings.drain_seconds)
+            await desk.drain(agent.settings.drain_seconds)
+            await orders.close()
             await link.flush(_FLUSH_SECONDS)
             agent.is_stopping = True
             tasks.cancel_scope.cancel()
     finally:
+        await orders.close()
         await models.close()
+        await control.close()
         await status.close()
         await anyio.to_thread.run_sync(sampler.close)
+        agent.energy_today.add(sampler.totals().total_joules, time.monotonic())
+        agent.energy_today.keep()
     log.info("agent.stopped")
 
 
-def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """How often systemd wants to hear of us; None when it does not watch this process."""
-    try:
-        microseconds = int(environ.get("WATCHDOG_USEC", ""))
-    except ValueError:
-        return None
-    if microseconds <= 0 or environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    return microseconds / 1e6
+def _power_model(host: HostDescription, settings: Settings) -> PowerModel:
+    power = settings.power
+    return power_model(host.hardware, host.cpu_cores, power.idle_watts, power.max_watts)
 
 
-async def feed_watchdog(is_healthy: Callable[[], bool]) -> None:
-    """Tell systemd at half of its time-out that the agent is well, for as long as it is.
-
-    It runs on the event loop, so that a loop that stands still is noticed as well.
-    """
-    seconds = watchdog_seconds(os.environ)
-    while seconds is not None:
-        if is_healthy():
-            notify_systemd("WATCHDOG=1")
-        await anyio.sleep(seconds / 2.0)
+def _remote_power(power: PowerModel, settings: Settings) -> PowerModel | None:
+    # What is guessed of this board says nothing of the machine behind a remote engine.
+    return None if settings.power.idle_watts is None else power
 
 
-def notify_systemd(message: str) -> None:
-    """Tell systemd how the service is doing (sd_notify); nothing happens outside it."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+async def _count_energy(agent: Agent) -> None:
+    """Keep today's joules, also while nobody asks for them."""
+    while True:
+        agent.energy_today.add(agent.sampler.totals().total_joules, time.monotonic())
+        await asyncio.sleep(_ENERGY_SECONDS)
+
+
+async def _reload_when_asked(agent: Agent, preparer: ModelPreparer, reloading: Reloading) -> None:
+    """Read the settings again whenever that is asked for; wrong ones change nothing."""
+    while True:
+        await reloading.asked.wait()
+        reloading.asked.clear()
+        notify_reloading()
         try:
-            sender.connect("\0" + address[1:] if address.startswith("@") else address)
-            sender.sendall(message.encode())
-        except OSError as error:
-            log.warning("systemd.not_notified", error=error.strerror)
+            new = await anyio.to_thread.run_sync(reloading.read)
+        except AgentError as error:
+            text = "; ".join(str(error).splitlines())
+            log.error("settings.not_reloaded", reason=text)
+            agent.reload_issues = [f"settings_invalid: the old ones stay in force: {text}"]
+            notify_systemd("READY=1")
+        else:
+            take_settings(agent, preparer, new)
+            notify_systemd("READY=1")
+            # Afterwards, for a model that goes may have answers to end first.
+            await agent.models.apply(agent.settings)
+
+
+def take_settings(agent: Agent, preparer: ModelPreparer, new: Settings) -> None:
+    """Take what a running agent can take of new settings, and say what needs a restart.
+
+    The models are left to `ModelHost.apply`.
+    """
+    plan = plan_reload(agent.settings, new)
+    if plan.settings.log_level != agent.settings.log_level:
+        configure_logs(plan.settings.log_level)
+    agent.settings = settings = plan.settings
+    agent.power = _power_model(agent.host, settings)
+    agent.sampler.use_model(agent.power)
+    agent.desk.use_power(agent.power, _remote_power(agent.power, settings))
+    agent.reload_issues = [
+        f"restart_needed: {name} has changed; systemctl restart edge-agent"
+        for name in plan.needs_restart
+    ]
+    log.info("settings.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
+    preparer.apply(settings)

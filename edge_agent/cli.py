@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -50,14 +51,16 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(config: Path | None, **overrides: object) -> Settings:
-    # The file's own variable is no setting.
-    import os
-
-    environ = {key: value for key, value in os.environ.items() if key != "EDGE_AGENT_CONFIG"}
     try:
-        return load_settings(config, environ, overrides)
+        return _read_settings(config, overrides)
     except AgentError as error:
         raise _Told(error) from error
+
+
+def _read_settings(config: Path | None, overrides: dict[str, Any]) -> Settings:
+    # The file's own variable is no setting.
+    environ = {key: value for key, value in os.environ.items() if key != "EDGE_AGENT_CONFIG"}
+    return load_settings(config, environ, overrides)
 
 
 # -- run ------------------------------------------------------------------------------------------
@@ -99,7 +102,7 @@ def run(
     max_watts: float | None,
     log_level: str | None,
 ) -> None:
-    """Serve models until SIGTERM or Ctrl-C."""
+    """Serve models until SIGTERM or Ctrl-C; SIGHUP reads the settings again."""
     given = {
         "slots": slots,
         "threads": threads,
@@ -109,26 +112,25 @@ def run(
     model_settings = {key: value for key, value in given.items() if value is not None}
     if model_settings and not models:
         raise click.UsageError("--slots, --threads, --context-tokens and --cpu-share need --model")
-    settings = _load(
-        config,
-        **{
-            "data_dir": data_dir,
-            "models_dir": models_dir,
-            "node_id": node_id,
-            "kind": kind,
-            "hardware": hardware,
-            "log_level": log_level,
-            "controller.address": controller,
-            "controller.insecure": insecure,
-            "controller.ca_file": ca_file,
-            "power.idle_watts": idle_watts,
-            "power.max_watts": max_watts,
-            "models": [{"name": name, **model_settings} for name in models] or None,
-        },
-    )
-    from edge_agent.app import notify_systemd
+    overrides = {
+        "data_dir": data_dir,
+        "models_dir": models_dir,
+        "node_id": node_id,
+        "kind": kind,
+        "hardware": hardware,
+        "log_level": log_level,
+        "controller.address": controller,
+        "controller.insecure": insecure,
+        "controller.ca_file": ca_file,
+        "power.idle_watts": idle_watts,
+        "power.max_watts": max_watts,
+        "models": [{"name": name, **model_settings} for name in models] or None,
+    }
+    settings = _load(config, **overrides)
+    from edge_agent.app import Reloading
     from edge_agent.app import run as run_agent
     from edge_agent.link.session import check_address
+    from edge_agent.systemd import notify_systemd
     from edge_agent.telemetry import configure_logs
 
     configure_logs(settings.log_level)
@@ -143,7 +145,14 @@ def run(
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping)
-        await run_agent(settings, stop, lambda: notify_systemd("READY=1"))
+        hangup = asyncio.Event()
+        loop.add_signal_handler(signal.SIGHUP, hangup.set)
+        await run_agent(
+            settings,
+            stop,
+            lambda: notify_systemd("READY=1"),
+            reloading=Reloading(hangup, lambda: _read_settings(config, overrides)),
+        )
 
     try:
         check_address(settings.controller)
@@ -220,7 +229,7 @@ def doctor(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
 
 @main.group()
 def models() -> None:
-    """List, pull, verify and remove model files."""
+    """Model files: list, pull, verify, remove. Models of the running agent: load, unload, pin."""
 
 
 @models.command("list")
@@ -287,6 +296,73 @@ def remove(name: str, config: Path | None, data_dir: Path | None, as_json: bool)
         lambda catalog, store: remove_model(catalog, store, name),
         render_removed,
     )
+
+
+def _order_command(action_name: str, help_text: str) -> None:
+    """Add `models ACTION NAME`, which has the running agent do something with a model."""
+
+    def command(
+        name: str,
+        config: Path | None,
+        data_dir: Path | None,
+        as_json: bool,
+        slots: int | None = None,
+        context_tokens: int | None = None,
+    ) -> None:
+        from edge_agent.control import give_order
+        from edge_agent.serving.orders import Action
+
+        settings = _load(config, data_dir=data_dir)
+
+        async def follow() -> dict[str, Any]:
+            update: dict[str, Any] = {}
+            shown = ""
+            action = Action(action_name)
+            async for update in give_order(
+                settings.control_path, action, name, slots, context_tokens
+            ):
+                ratio = update.get("progress_ratio")
+                text = update["message"] + ("" if ratio is None else f" ({100 * ratio:.0f} %)")
+                if update["phase"] == "running" and text != shown:
+                    shown = text
+                    click.echo(text, err=True)
+            return update
+
+        try:
+            update = asyncio.run(follow())
+        except AgentError as error:
+            raise _Told(error) from error
+        except KeyboardInterrupt:
+            raise click.Abort from None  # the agent goes on with it
+        if as_json:
+            click.echo(json.dumps(update, ensure_ascii=False))
+        elif update["phase"] == "done":
+            click.echo(update["message"])
+        else:
+            raise _Told(AgentError(update["message"]))
+        sys.exit(EXIT_READY if update["phase"] == "done" else EXIT_FAILED)
+
+    command.__doc__ = help_text
+    decorated: Callable[..., Any] = click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object."
+    )(command)
+    if action_name == "load":
+        decorated = click.option("--slots", type=int, help="Sequences at once.")(decorated)
+        decorated = click.option("--context-tokens", type=int, help="Context of a sequence.")(
+            decorated
+        )
+    decorated = _settings_options(decorated)
+    models.command(action_name)(click.argument("name")(decorated))
+
+
+for _action, _help in (
+    ("load", "Have the running agent load NAME, and fetch it first if need be."),
+    ("unload", "Have the running agent end NAME's answers and give its memory back."),
+    ("pin", "Keep NAME from being unloaded to make room or for being idle."),
+    ("unpin", "Let NAME be unloaded to make room or for being idle."),
+    ("measure", "Have the running agent measure NAME's speed anew, between requests."),
+):
+    _order_command(_action, _help)
 
 
 def _models_command(
@@ -356,9 +432,12 @@ def bench(
         if file is None:
             from edge_agent.serving.prepare import ModelPreparer
 
-            prepared = await ModelPreparer(settings)(
-                str(model), lambda text: click.echo(text, err=True)
-            )
+            def report(
+                text: str, progress_ratio: float | None = None, is_downloading: bool = False
+            ) -> None:
+                click.echo(text, err=True)
+
+            prepared = await ModelPreparer(settings)(str(model), report)
             file = prepared.path
             if file is None:
                 raise UsageError(f"{model} is remote; name a model that this device runs itself.")

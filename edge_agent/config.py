@@ -63,6 +63,26 @@ class PowerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """Memory that loaded models may take together, and when they give it back.
+
+    Attributes:
+        budget_bytes: at most so much; 0 goes by the next setting.
+        budget_ratio: at most this share of the machine's memory; 0 takes what is available when
+            the agent starts, less the reserve.
+        reserve_bytes: left to everything else when neither of the two is set.
+        idle_seconds: a model that has answered nothing for so long is unloaded; 0 never does.
+        drain_seconds: how long running answers may go on when their model is unloaded.
+    """
+
+    budget_bytes: int = 0
+    budget_ratio: float = 0.0
+    reserve_bytes: int = 268_435_456
+    idle_seconds: float = 0.0
+    drain_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteSettings:
     """An OpenAI-compatible server that answers for a model, which then needs no file here.
 
@@ -117,6 +137,8 @@ class ModelSettings:
         prompt_usd_per_token: price that routing counts.
         completion_usd_per_token: price that routing counts.
         request_usd: price that routing counts.
+        load_at_start: false loads it when an order or a request asks for it.
+        is_pinned: never unloaded to make room or for being idle.
         remote: the server that answers for it; unset loads the model here.
     """
 
@@ -129,6 +151,8 @@ class ModelSettings:
     prompt_usd_per_token: float = 0.0
     completion_usd_per_token: float = 0.0
     request_usd: float = 0.0
+    load_at_start: bool = True
+    is_pinned: bool = False
     remote: RemoteSettings | None = None
 
     @property
@@ -152,7 +176,8 @@ class Settings:
         log_level: debug, info, warning or error.
         controller: where the controller is.
         power: what the board draws.
-        models: served from the start.
+        memory: what loaded models may take together.
+        models: what this node serves.
     """
 
     node_id: str = ""
@@ -165,6 +190,7 @@ class Settings:
     log_level: str = "info"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     power: PowerSettings = field(default_factory=PowerSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     models: tuple[ModelSettings, ...] = ()
 
     @property
@@ -176,6 +202,11 @@ class Settings:
     def socket_path(self) -> Path:
         """Where `edge-agent status` asks."""
         return self.data_dir / "status.sock"
+
+    @property
+    def control_path(self) -> Path:
+        """Where `edge-agent models load` and its like ask."""
+        return self.data_dir / "control.sock"
 
     @property
     def catalog_path(self) -> Path | None:
@@ -227,7 +258,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 def _put_variable(table: dict[str, Any], name: str, value: str, problems: list[str]) -> None:
     key = name.removeprefix("EDGE_AGENT_").lower()
-    for section in ("controller", "power"):
+    for section in ("controller", "power", "memory"):
         if key.startswith(f"{section}_"):
             key = f"{section}.{key.removeprefix(f'{section}_')}"
             break
@@ -257,7 +288,7 @@ def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> An
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(hints)}"
             problems.append(f"{label}: no such setting; {hint}")
             continue
-        if hints[key] in (ControllerSettings, PowerSettings):
+        if hints[key] in (ControllerSettings, PowerSettings, MemorySettings):
             values[key] = _build(hints[key], label, value, problems)
         elif hints[key] == RemoteSettings | None:
             is_built = value is None or isinstance(value, RemoteSettings)
@@ -348,6 +379,7 @@ def _check(settings: Settings) -> list[str]:
     idle, busy = power.idle_watts, power.max_watts
     if idle is not None and busy is not None and idle > busy:
         problems.append("power.max_watts: at least idle_watts")
+    problems += [f"memory.{problem}" for problem in _memory_problems(settings.memory)]
     names = [model.name for model in settings.models if model.name]
     problems += [f"models: {name!r} is listed twice" for name in {*names} if names.count(name) > 1]
     for model in settings.models:
@@ -363,6 +395,19 @@ def _check(settings: Settings) -> list[str]:
         if model.remote is not None:
             label = f"models {model.name}: remote"
             problems += [f"{label}.{problem}" for problem in _remote_problems(model.remote)]
+    return problems
+
+
+def _memory_problems(memory: MemorySettings) -> list[str]:
+    problems = [
+        f"{name}: 0 or more"
+        for name in ("budget_bytes", "reserve_bytes", "idle_seconds", "drain_seconds")
+        if not 0 <= getattr(memory, name) < 1e18
+    ]
+    if not 0 <= memory.budget_ratio <= 1:
+        problems.append("budget_ratio: 0 to 1")
+    if memory.budget_bytes and memory.budget_ratio:
+        problems.append("budget_bytes and budget_ratio: one of them")
     return problems
 
 

@@ -6,6 +6,8 @@ AgentError                      1   shown as one sentence that says what to do
 ├── ModelError                  1   a model cannot be had or used
 │   ├── UnknownModelError       2   no catalogue entry has this name
 │   ├── SourcesFailedError      1   every source of a model failed; lists each with its reason
+│   ├── MemoryBudgetError       1   it does not fit beside what is loaded; says the numbers
+│   ├── ModelBusyError          1   its running answers did not end in time
 │   ├── ModelFileError          1   wrong magic, size or checksum; unreadable or missing
 │   └── CatalogError            2   the catalogue itself is wrong
 └── EngineError                 1   a model's child process failed; `kind` classifies it
@@ -51,6 +53,14 @@ class UnknownModelError(ModelError):
 
 class SourcesFailedError(ModelError):
     """Every source of a model failed; the text lists each with its reason."""
+
+
+class MemoryBudgetError(ModelError):
+    """A model does not fit beside what is loaded; the text has the numbers."""
+
+
+class ModelBusyError(ModelError):
+    """A model's running answers did not end in time."""
 
 
 class ModelFileError(ModelError):

@@ -10,6 +10,9 @@ class ModelPhase(enum.Enum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+    # It can be loaded by an order or a request, and answers nothing now.
+    UNLOADED = "unloaded"
+    DOWNLOADING = "downloading"
 
 
 class AgentState(enum.Enum):
@@ -26,7 +29,11 @@ class AgentState(enum.Enum):
 def agent_state(
     is_stopping: bool, is_draining: bool, is_connected: bool, phases: Iterable[ModelPhase]
 ) -> AgentState:
-    """The state that follows from the parts; READY means connected with a model that answers."""
+    """The state that follows from the parts.
+
+    READY means connected with a model that answers, or with all of them unloaded on purpose, for
+    each of those is loaded when it is asked for.
+    """
     found = list(phases)
     if is_stopping:
         return AgentState.STOPPED
@@ -34,8 +41,10 @@ def agent_state(
         return AgentState.DRAINING
     if ModelPhase.READY in found:
         return AgentState.READY if is_connected else AgentState.DEGRADED
-    if ModelPhase.LOADING in found:
+    if ModelPhase.LOADING in found or ModelPhase.DOWNLOADING in found:
         return AgentState.LOADING
     if not found:
         return AgentState.DEGRADED if is_connected else AgentState.STARTING
+    if all(phase is ModelPhase.UNLOADED for phase in found):
+        return AgentState.READY if is_connected else AgentState.DEGRADED
     return AgentState.DEGRADED

@@ -26,5 +26,6 @@ def configure_logs(level: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        # A reload of the settings may change the level.
+        cache_logger_on_first_use=False,
     )

@@ -1,13 +1,14 @@
 """Between pointsman.v1 and the agent's own values."""
 
-from edge_agent.engine.base import Message, Sampling
+from edge_agent.engine.base import FormatKind, Message, ResponseFormat, Sampling
 from edge_agent.identity import HostDescription
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.sensors.base import HostSample, PowerSource
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.models import HostedModel
+from edge_agent.serving.hosted import HostedModel
+from edge_agent.serving.orders import Action, ModelOrder, OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkOrder
 from pointsman.v1 import fleet_pb2, types_pb2
 
@@ -15,6 +16,21 @@ _PHASES = {
     ModelPhase.LOADING: fleet_pb2.MODEL_PHASE_LOADING,
     ModelPhase.READY: fleet_pb2.MODEL_PHASE_READY,
     ModelPhase.FAILED: fleet_pb2.MODEL_PHASE_FAILED,
+    ModelPhase.UNLOADED: fleet_pb2.MODEL_PHASE_UNLOADED,
+    ModelPhase.DOWNLOADING: fleet_pb2.MODEL_PHASE_DOWNLOADING,
+}
+
+_ACTIONS = {
+    fleet_pb2.MODEL_ACTION_LOAD: Action.LOAD,
+    fleet_pb2.MODEL_ACTION_UNLOAD: Action.UNLOAD,
+    fleet_pb2.MODEL_ACTION_PIN: Action.PIN,
+    fleet_pb2.MODEL_ACTION_UNPIN: Action.UNPIN,
+}
+
+_ORDER_PHASES = {
+    OrderPhase.RUNNING: fleet_pb2.ORDER_PHASE_RUNNING,
+    OrderPhase.DONE: fleet_pb2.ORDER_PHASE_DONE,
+    OrderPhase.FAILED: fleet_pb2.ORDER_PHASE_FAILED,
 }
 
 _OUTCOMES = {
@@ -87,6 +103,10 @@ def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
             completion_usd_per_token=settings.completion_usd_per_token,
             request_usd=settings.request_usd,
         ),
+        is_pinned=model.is_pinned,
+        progress_ratio=model.progress_ratio,
+        resident_bytes=model.resident_bytes,
+        refuses_raw_prompts=model.refuses_raw_prompts,
     )
     if prepared is not None:
         message.family = prepared.family
@@ -98,13 +118,25 @@ def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
     if loaded is not None:
         message.context_tokens = loaded.context_tokens
         message.has_chat_template = loaded.has_chat_template
+        message.supports_response_format = loaded.supports_response_format
         if loaded.characters_per_token is not None:
             message.characters_per_token = loaded.characters_per_token
     if model.speeds is not None:
-        message.calibration.prefill_tokens_per_second = model.speeds.prefill_rate
-        message.calibration.decode_tokens_per_second = model.speeds.decode_rate
-        message.calibration.saturated_decode_tokens_per_second = model.speeds.saturated_decode_rate
-        message.calibration.utilisation_ratio = 1.0
+        speeds = model.speeds
+        message.calibration.CopyFrom(
+            fleet_pb2.Calibration(
+                prefill_tokens_per_second=speeds.prefill_rate,
+                decode_tokens_per_second=speeds.decode_rate,
+                saturated_decode_tokens_per_second=speeds.saturated_decode_rate,
+                utilisation_ratio=1.0,
+                load_watts=speeds.load_watts,
+                measured_slots=speeds.measured_slots,
+                engine_version=speeds.engine_version,
+                power_mode=speeds.power_mode,
+                prefill_joules_per_token=speeds.prefill_joules_per_token,
+                decode_joules_per_token=speeds.decode_joules_per_token,
+            )
+        )
     return message
 
 
@@ -114,6 +146,9 @@ def health_to_proto(
     models: "list[HostedModel]",
     issues: list[str],
     measured: PowerState | None = None,
+    power_mode: str = "",
+    gpu_utilisation_ratio: float | None = None,
+    energy_today_joules: float | None = None,
 ) -> fleet_pb2.HealthSample:
     """One health sample.
 
@@ -121,6 +156,8 @@ def health_to_proto(
         power: the board's model, whose power at this utilisation is sent, and said to be an
             estimate, while no sensor works.
         measured: what the sensors say.
+        power_mode: of the board; empty where it has none.
+        energy_today_joules: since local midnight; None when nobody knows.
     """
     message = fleet_pb2.HealthSample(
         uptime_seconds=sample.uptime_seconds,
@@ -130,6 +167,9 @@ def health_to_proto(
         power_source=types_pb2.POWER_SOURCE_NONE,
         is_throttled=sample.is_throttled,
         issues=issues,
+        power_mode=power_mode,
+        gpu_utilisation_ratio=gpu_utilisation_ratio,
+        energy_today_joules=energy_today_joules,
     )
     message.sample_time.GetCurrentTime()
     if measured is not None and measured.source is not None and measured.power_watts is not None:
@@ -171,6 +211,49 @@ def order_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
             stop=tuple(given.stop),
         ),
         time_limit_seconds=message.time_limit_seconds or 900.0,
+        response_format=_response_format(message.response_format),
+        session_id=message.session_id,
+    )
+
+
+def _response_format(message: types_pb2.ResponseFormat) -> ResponseFormat | None:
+    match message.WhichOneof("format"):
+        case "json_object":
+            return ResponseFormat(FormatKind.JSON_OBJECT) if message.json_object else None
+        case "json_schema":
+            return ResponseFormat(FormatKind.JSON_SCHEMA, message.json_schema)
+        case "grammar":
+            return ResponseFormat(FormatKind.GRAMMAR, message.grammar)
+        case _:
+            return None
+
+
+def model_order_from_proto(message: fleet_pb2.ModelOrder) -> ModelOrder | None:
+    """An order about a model; None for an action that this agent does not know."""
+    action = _ACTIONS.get(message.action)
+    if action is None:
+        return None
+    return ModelOrder(
+        message.order_id,
+        action,
+        message.model,
+        message.slots if message.HasField("slots") else None,
+        message.context_tokens if message.HasField("context_tokens") else None,
+    )
+
+
+def calibrate_order_from_proto(message: fleet_pb2.CalibrateOrder) -> ModelOrder:
+    """An order to measure one model's speed anew, or every loaded one's."""
+    return ModelOrder(message.order_id, Action.MEASURE, message.model)
+
+
+def order_update_to_proto(update: OrderUpdate) -> fleet_pb2.OrderUpdate:
+    """How an order goes."""
+    return fleet_pb2.OrderUpdate(
+        order_id=update.order_id,
+        phase=_ORDER_PHASES[update.phase],
+        message=update.message,
+        progress_ratio=update.progress_ratio,
     )
 
 
@@ -191,6 +274,9 @@ def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:
             energy_source=types_pb2.POWER_SOURCE_NONE
             if completion.energy_joules is None
             else _POWER_SOURCES[completion.energy_source or PowerSource.ESTIMATE],
+            prefill_joules=completion.prefill_joules,
+            decode_joules=completion.decode_joules,
+            cached_prompt_tokens=completion.cached_prompt_tokens,
         ),
     )
     if completion.failure is not None:

@@ -7,7 +7,7 @@ Fact = TypeVar("Fact")
 
 
 class Outbox(Generic[Fact]):
-    """Completions on their way.
+    """Completions, and the ends of orders, on their way.
 
     Args:
         capacity: facts kept; the oldest are dropped beyond it, and counted, since a node that

@@ -14,9 +14,16 @@ import structlog
 from edge_agent.config import ControllerSettings
 from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
-from edge_agent.link.convert import completion_to_proto, order_from_proto
+from edge_agent.link.convert import (
+    calibrate_order_from_proto,
+    completion_to_proto,
+    model_order_from_proto,
+    order_from_proto,
+    order_update_to_proto,
+)
 from edge_agent.link.outbox import Outbox
 from edge_agent.serving.completion import Completion
+from edge_agent.serving.orders import OrderDesk, OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk
 from pointsman.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -26,6 +33,7 @@ PROTOCOL_VERSION_MIN: Final = 1
 PROTOCOL_VERSION_MAX: Final = 1
 
 _WELCOME_SECONDS: Final = 10.0
+_MAX_ECHO_BYTES: Final = 1 << 20
 
 _OPTIONS: Final = (
     # The server permits pings this frequent (grpc_server.py); together with the lease they find a
@@ -58,6 +66,7 @@ class LinkSession:
 
     Args:
         rng: for the jitter of reconnects.
+        orders: carries out orders about models; None refuses them.
     """
 
     def __init__(
@@ -67,14 +76,17 @@ class LinkSession:
         desk: Callable[[], WorkDesk],
         rng: random.Random,
         backoff: Backoff | None = None,
+        orders: Callable[[], OrderDesk] | None = None,
     ) -> None:
         self._settings = settings
         self._introduction = introduction
         self._desk = desk
         self._rng = rng
         self._backoff = backoff or Backoff()
-        self._outbox: Outbox[fleet_pb2.Completion] = Outbox()
-        self._unsent_completions: list[tuple[int, fleet_pb2.Completion]] = []
+        self._orders = orders
+        self._outbox: Outbox[fleet_pb2.ConnectRequest] = Outbox()
+        self._unsent_facts: list[fleet_pb2.ConnectRequest] = []
+        self._order_updates: dict[str, fleet_pb2.OrderUpdate] = {}
         self._progress: dict[tuple[str, int], tuple[list[str], int]] = {}
         self._urgent: list[fleet_pb2.ConnectRequest] = []
         self._has_models = False
@@ -100,7 +112,7 @@ class LinkSession:
 
     @property
     def unacknowledged_completions(self) -> int:
-        """Completions that the controller has not confirmed."""
+        """Completions, and ends of orders, that the controller has not confirmed."""
         return len(self._outbox)
 
     # -- what the agent has to say ----------------------------------------------------------------
@@ -117,8 +129,21 @@ class LinkSession:
 
     def completed(self, completion: Completion) -> None:
         """An order ended; kept until the controller has it."""
-        message = completion_to_proto(completion)
-        self._unsent_completions.append((self._outbox.add(message), message))
+        self._keep(fleet_pb2.ConnectRequest(completion=completion_to_proto(completion)))
+
+    def order_updated(self, update: OrderUpdate) -> None:
+        """An order goes on, of which only the latest word is sent, or has ended, which is kept."""
+        message = order_update_to_proto(update)
+        if update.is_last:
+            self._order_updates.pop(update.order_id, None)
+            self._keep(fleet_pb2.ConnectRequest(order_update=message))
+        elif self.is_connected:
+            self._order_updates[update.order_id] = message
+            self._something.set()
+
+    def _keep(self, fact: fleet_pb2.ConnectRequest) -> None:
+        fact.sequence = self._outbox.add(fact)
+        self._unsent_facts.append(fact)
         self._something.set()
 
     def models_changed(self) -> None:
@@ -137,7 +162,7 @@ class LinkSession:
                 await asyncio.sleep(0.01)  # only while stopping, so a poll will do
 
     async def flush(self, seconds: float) -> None:
-        """Wait until the controller has every completion, for at most this long."""
+        """Wait until the controller has every fact, for at most this long."""
         await self._wait_until(lambda: not len(self._outbox), seconds)
 
     async def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
@@ -232,10 +257,11 @@ class LinkSession:
 
     def _welcomed(self, welcome: fleet_pb2.Welcome) -> None:
         self._outbox.acknowledge(welcome.acked_sequence)
-        self._unsent_completions = self._outbox.pending()
+        self._unsent_facts = [fact for _, fact in self._outbox.pending()]
         self._health_seconds = max(welcome.health_interval_seconds, 0.1)
         self._desk().is_draining = welcome.is_draining
         self._progress.clear()
+        self._order_updates.clear()
         self._urgent.clear()
         self._has_models = True  # what changed since the Hello was made
         self._connected_at = time.monotonic()
@@ -278,11 +304,33 @@ class LinkSession:
                     desk.is_draining = message.drain.is_draining
                 case "probe":
                     # Ahead of everything queued, so that it measures the path.
-                    echo = fleet_pb2.ProbeEcho(nonce=message.probe.nonce)
+                    padding = bytes(min(message.probe.echo_bytes, _MAX_ECHO_BYTES))
+                    echo = fleet_pb2.ProbeEcho(nonce=message.probe.nonce, padding=padding)
                     self._urgent.insert(0, fleet_pb2.ConnectRequest(probe_echo=echo))
                     self._something.set()
+                case "model_order":
+                    self._take_order(message.model_order)
+                case "calibrate":
+                    self._take_order(message.calibrate)
                 case _:
                     pass  # only an acknowledgement, or a newer controller's message
+
+    def _take_order(self, message: fleet_pb2.ModelOrder | fleet_pb2.CalibrateOrder) -> None:
+        order = (
+            model_order_from_proto(message)
+            if isinstance(message, fleet_pb2.ModelOrder)
+            else calibrate_order_from_proto(message)
+        )
+        if order is None or self._orders is None:
+            self.order_updated(
+                OrderUpdate(
+                    message.order_id,
+                    OrderPhase.FAILED,
+                    "this agent does not know such an order; update it",
+                )
+            )
+        else:
+            self._orders().accept(order, self)
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -299,7 +347,10 @@ class LinkSession:
             self._has_models = False
             report = fleet_pb2.ModelReport(models=self._introduction.models())
             yield fleet_pb2.ConnectRequest(models=report)
-        completions, self._unsent_completions = self._unsent_completions, []
+        updates, self._order_updates = self._order_updates, {}
+        for update in updates.values():
+            yield fleet_pb2.ConnectRequest(order_update=update)
+        facts, self._unsent_facts = self._unsent_facts, []
         progress, self._progress = self._progress, {}
         for (request_id, attempt), (pieces, tokens) in progress.items():
             yield fleet_pb2.ConnectRequest(
@@ -307,8 +358,8 @@ class LinkSession:
                     request_id=request_id, attempt=attempt, text="".join(pieces), tokens=tokens
                 )
             )
-        for sequence, completion in completions:
-            yield fleet_pb2.ConnectRequest(sequence=sequence, completion=completion)
+        for fact in facts:
+            yield fact
 
     async def _report_health(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_agent.sensors.jetson import gpu_load_ratio, is_jetson
+from edge_agent.sensors.power_mode import read_power_mode
 from edge_agent.sensors.raspberry_pi import (
     CommandError,
     RunCommand,
@@ -29,12 +30,14 @@ class BoardState:
         is_throttled: None when the board cannot tell.
         limits: names of what holds it back now, such as "under_voltage".
         gpu_utilisation_ratio: of a GPU on the board, 0 to 1; None when there is none.
+        power_mode: see `read_power_mode`.
     """
 
     temperature_celsius: float | None = None
     is_throttled: bool | None = None
     limits: tuple[str, ...] = ()
     gpu_utilisation_ratio: float | None = None
+    power_mode: str = ""
 
 
 class BoardSensor:
@@ -64,6 +67,7 @@ class BoardSensor:
             is_throttled=None if limits is None else bool(limits),
             limits=limits or (),
             gpu_utilisation_ratio=gpu_load_ratio(self._root) if self._is_jetson else None,
+            power_mode=read_power_mode(self._root),
         )
 
     def _pi_limits(self, now: float) -> tuple[str, ...] | None:

@@ -80,10 +80,44 @@ class Charge:
     Attributes:
         joules: its share of the node's energy.
         source: of the greater part; ESTIMATE when no one source covers at least 90 % of it.
+        prefill_joules: the part that reading the prompt took; the rest went into the answer.
     """
 
     joules: float
     source: PowerSource
+    prefill_joules: float = 0.0
+
+    @property
+    def decode_joules(self) -> float:
+        """The part that writing the answer took."""
+        return self.joules - self.prefill_joules
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request had of an engine.
+
+    Attributes:
+        prefill_seconds: from the first prompt token to the first of the answer.
+        decode_seconds: from there to the last token.
+        work_seconds: its share of the engine's busy time.
+        prefill_work_seconds: the part of it that the prompt took; None shares the work out by how
+            busy the engine was in each phase.
+    """
+
+    prefill_seconds: float
+    decode_seconds: float
+    work_seconds: float
+    prefill_work_seconds: float | None = None
+
+    @property
+    def prefill_share(self) -> float:
+        """The prompt's part of the work, 0 to 1; by time where the work is not known apart."""
+        if self.prefill_work_seconds is not None:
+            part, whole = self.prefill_work_seconds, self.work_seconds
+        else:
+            part, whole = self.prefill_seconds, self.prefill_seconds + self.decode_seconds
+        return min(1.0, part / whole) if whole > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,47 +204,79 @@ class EnergyLedger:
         self.advance(now)
         self._active = {engine: count for engine, count in active.items() if count}
 
-    def charge(self, engine: str, start: float, end: float, work_seconds: float) -> Charge | None:
+    def charge(self, engine: str, end: float, work: Work) -> Charge | None:
         """Take the energy of one request that ended, once.
 
         Its work is spread over its active time as an engine shares its time: evenly over the
         requests it has, and never more than what is left of a segment. Work is therefore exact,
-        and where in the window it was done is the estimate.
+        and where in the window it was done is the estimate. What the prompt took is looked for
+        while the prompt was read, and the rest while the answer was written.
 
         Args:
             engine: the one that served it, as in `set_active`.
-            start: when its prompt began to be read, monotonic seconds.
-            end: when its last token was decoded.
-            work_seconds: its share of the engine's busy time.
+            end: when its last token was decoded, monotonic seconds.
 
         Returns:
             None when the energy of its time is not known.
         """
         self.advance(end)
-        pieces: list[tuple[_Segment, float, float]] = []  # segment, free seconds, weight
-        covered = 0.0
+        border = end - work.decode_seconds
+        start = border - work.prefill_seconds
+        pieces = self._pieces(engine, start, end)
+        covered = sum(piece.seconds for piece in pieces)
+        if covered <= 0 or covered < _MIN_COVERED_RATIO * (end - start):
+            return None
+        reading = self._pieces(engine, start, border)
+        prefill_work = work.prefill_work_seconds
+        if prefill_work is None:
+            weights = sum(piece.weight for piece in pieces)
+            read = sum(piece.weight for piece in reading)
+            prefill_work = work.work_seconds * (read / weights if weights > 0 else 0.0)
+        prefill_work = min(prefill_work, work.work_seconds)
+        prefill_joules, unplaced = self._take(engine, prefill_work, reading)
+        decode_work = work.work_seconds - prefill_work
+        decode_joules, left = self._take(engine, decode_work, self._pieces(engine, border, end))
+        # What found no room in its own phase was done in the other one, a little off the border.
+        more, _ = self._take(engine, unplaced, self._pieces(engine, start, end))
+        rest, _ = self._take(engine, left, self._pieces(engine, start, end))
+        prefill_joules += more
+        joules = prefill_joules + decode_joules + rest
+        self._requests_joules += joules
         by_source: dict[PowerSource, float] = {}
+        for piece in pieces:
+            known = piece.segment.source
+            by_source[known] = by_source.get(known, 0.0) + piece.seconds
+        source = max(by_source, key=lambda known: by_source[known])
+        if by_source[source] < _MIN_MEASURED_RATIO * covered:
+            source = PowerSource.ESTIMATE
+        return Charge(joules, source, prefill_joules)
+
+    def _pieces(self, engine: str, start: float, end: float) -> list["_Piece"]:
+        """What of each segment lies between two moments, the latest first."""
+        pieces = []
         for segment in reversed(self._segments):
             if segment.end <= start:
                 break
             overlap = min(end, segment.end) - max(start, segment.start)
-            if overlap <= 0:
-                continue
-            covered += overlap
-            by_source[segment.source] = by_source.get(segment.source, 0.0) + overlap
-            free = min(overlap, segment.seconds - segment.taken.get(engine, 0.0))
-            pieces.append((segment, free, overlap / max(1, segment.active.get(engine, 1))))
-        if covered <= 0 or covered < _MIN_COVERED_RATIO * (end - start):
-            return None
-        joules = 0.0
-        for (segment, _, _), seconds in zip(pieces, _spread(work_seconds, pieces), strict=True):
+            if overlap > 0:
+                free = min(overlap, segment.seconds - segment.taken.get(engine, 0.0))
+                weight = overlap / max(1, segment.active.get(engine, 1))
+                pieces.append(_Piece(segment, overlap, free, weight))
+        return pieces
+
+    def _take(
+        self, engine: str, work_seconds: float, pieces: list["_Piece"]
+    ) -> tuple[float, float]:
+        """Joules of this much work done in these pieces, and the seconds that found no room."""
+        joules, placed = 0.0, 0.0
+        if work_seconds <= _SETTLED:
+            return 0.0, 0.0
+        for piece, seconds in zip(pieces, _spread(work_seconds, pieces), strict=True):
+            segment = piece.segment
             segment.taken[engine] = segment.taken.get(engine, 0.0) + seconds
             joules += segment.share(engine, seconds)
-        self._requests_joules += joules
-        source = max(by_source, key=lambda known: by_source[known])
-        if by_source[source] < _MIN_MEASURED_RATIO * covered:
-            source = PowerSource.ESTIMATE
-        return Charge(joules, source)
+            placed += seconds
+        return joules, max(0.0, work_seconds - placed)
 
     def totals(self, now: float) -> EnergyTotals:
         """The sums up to `now`."""
@@ -253,23 +319,40 @@ class EnergyLedger:
             self._segments.popleft()
 
 
-def _spread(work_seconds: float, pieces: list[tuple[_Segment, float, float]]) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The part of a segment that a request was active in.
+
+    Attributes:
+        free: seconds of the engine's time in it that nobody has taken.
+        weight: how much of the engine's time one request could have had in it.
+    """
+
+    segment: _Segment
+    seconds: float
+    free: float
+    weight: float
+
+
+def _spread(work_seconds: float, pieces: list[_Piece]) -> list[float]:
     """Give each piece its part of the work, by weight and never above what is free in it."""
     given = [0.0] * len(pieces)
-    is_open = [free > _SETTLED for _, free, _ in pieces]
+    is_open = [piece.free > _SETTLED for piece in pieces]
     left = work_seconds
     # Each pass fills at least one piece or ends, and a few passes settle nearly all of it.
     for _ in range(16):
-        weight = sum(piece[2] for piece, is_left in zip(pieces, is_open, strict=True) if is_left)
+        weight = sum(
+            piece.weight for piece, is_left in zip(pieces, is_open, strict=True) if is_left
+        )
         if left <= _SETTLED or weight <= 0:
             break
         scale, left = left / weight, 0.0
-        for index, (_, free, part) in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             if not is_open[index]:
                 continue
-            wanted = given[index] + scale * part
-            if wanted >= free:
-                left += wanted - free
-                wanted, is_open[index] = free, False
+            wanted = given[index] + scale * piece.weight
+            if wanted >= piece.free:
+                left += wanted - piece.free
+                wanted, is_open[index] = piece.free, False
             given[index] = wanted
     return given

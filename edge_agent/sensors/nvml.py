@@ -30,6 +30,12 @@ class NvmlSensor:
         self._cards: list[Any] = []
         self._baseline: float | None = None
         self._has_counters = True
+        self._busy_ratio: float | None = None
+
+    @property
+    def gpu_utilisation_ratio(self) -> float | None:
+        """Mean over the cards at the last reading, 0 to 1; None when they do not tell."""
+        return self._busy_ratio
 
     def read(self, now: float) -> Reading | NoData:
         """Read every card once."""
@@ -46,6 +52,7 @@ class NvmlSensor:
             reason = f"NVML: {error or type(error).__name__}"
             return self._lost(NoData(reason, NVML_FIX if has_driver else ""))
         joules = self._counted_joules()
+        self._busy_ratio = self._read_busy_ratio()
         return Reading(
             PowerSource.NVML,
             Coverage.GPU,
@@ -83,8 +90,18 @@ class NvmlSensor:
             self._baseline = total  # a driver that was reloaded counts from 0
         return float(total - self._baseline) / 1e3
 
+    def _read_busy_ratio(self) -> float | None:
+        try:
+            rates = [
+                int(self._nvml.nvmlDeviceGetUtilizationRates(card).gpu) for card in self._cards
+            ]
+        except Exception:  # cards without it, and bindings that do not know it
+            return None
+        return min(1.0, sum(rates) / len(rates) / 100.0)
+
     def _lost(self, why: NoData) -> NoData:
         nvml, self._nvml, self._cards = self._nvml, None, []
+        self._busy_ratio = None
         if nvml is not None:
             try:
                 nvml.nvmlShutdown()

@@ -11,7 +11,7 @@ import structlog
 
 from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading, Sensor
 from edge_agent.sensors.board import BoardSensor, BoardState
-from edge_agent.sensors.energy import Charge, EnergyLedger, EnergyTotals, PowerSample
+from edge_agent.sensors.energy import Charge, EnergyLedger, EnergyTotals, PowerSample, Work
 from edge_agent.sensors.power_model import PowerModel
 
 log = structlog.get_logger()
@@ -239,6 +239,17 @@ class PowerSampler:
         return self._board_state
 
     @property
+    def gpu_utilisation_ratio(self) -> float | None:
+        """How busy the graphics processor is, 0 to 1; None without one, or when it cannot tell."""
+        if self._board_state.gpu_utilisation_ratio is not None:
+            return self._board_state.gpu_utilisation_ratio
+        for sensor in self._chosen:
+            ratio: float | None = getattr(sensor, "gpu_utilisation_ratio", None)
+            if ratio is not None:
+                return ratio
+        return None
+
+    @property
     def refused(self) -> Mapping[str, NoData]:
         """Why sensors say nothing, by name."""
         return self._refused
@@ -268,17 +279,25 @@ class PowerSampler:
             if self._latest is None and not self._chosen and watts is not None:
                 self._ledger.add(PowerSample(now, PowerSource.ESTIMATE, watts))
 
-    def charge(self, engine: str, active_seconds: float, work_seconds: float) -> Charge | None:
+    def charge(self, engine: str, work: Work) -> Charge | None:
         """The energy of a request that has just ended; None when it is not known.
 
         Args:
             engine: as in `engines_busy`.
-            active_seconds: from the start of its prefill to its last token.
-            work_seconds: its share of the engine's busy time.
         """
         now = self._clock()
         with self._lock:
-            return self._ledger.charge(engine, now - active_seconds, now, work_seconds)
+            return self._ledger.charge(engine, now, work)
+
+    def use_model(self, model: PowerModel | None) -> None:
+        """From now on this model fills in where no sensor works."""
+        with self._lock:
+            self._model = model
+
+    @property
+    def has_sensor(self) -> bool:
+        """Whether a sensor works now."""
+        return self._latest is not None
 
     def power(self) -> PowerState:
         """The power now, measured where a sensor works."""

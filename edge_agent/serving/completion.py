@@ -35,6 +35,9 @@ class Completion:
     Attributes:
         energy_joules: of this request alone; None when there is neither sensor nor power model.
         energy_source: how they were obtained; None takes them for an estimate.
+        prefill_joules, decode_joules: the parts that the prompt and the answer took; None with it,
+            or when nobody can tell them apart.
+        cached_prompt_tokens: of the prompt, held from an earlier turn and not read anew.
         total_seconds: from arrival at the node to the end.
     """
 
@@ -52,3 +55,6 @@ class Completion:
     energy_source: PowerSource | None = None
     failure: FailureKind | None = None
     message: str = ""
+    prefill_joules: float | None = None
+    decode_joules: float | None = None
+    cached_prompt_tokens: int = 0

@@ -1,21 +1,24 @@
 """From a model's name to a verified file, by way of the catalogue."""
 
 import hashlib
-from collections.abc import Callable
 
 from edge_agent.config import RemoteSettings, Settings
 from edge_agent.models.progress import PullProgress, PullStage
-from edge_agent.serving.models import PreparedModel
+from edge_agent.serving.hosted import PreparedModel, Report
 
 
 class ModelPreparer:
     """Pulls what is missing, and verifies what is there; a remote model needs neither."""
 
     def __init__(self, settings: Settings) -> None:
+        self.apply(settings)
+
+    def apply(self, settings: Settings) -> None:
+        """Go by other settings from now on."""
         self._settings = settings
         self._remote = {model.name: model.remote for model in settings.models if model.remote}
 
-    async def __call__(self, name: str, report: Callable[[str], None]) -> PreparedModel:
+    async def __call__(self, name: str, report: Report) -> PreparedModel:
         """Prepare a model; see `PrepareModel`."""
         if name in self._remote:
             return describe_remote(name, self._remote[name])
@@ -28,18 +31,17 @@ class ModelPreparer:
         catalog = load_catalog(user_path=self._settings.catalog_path)
         entry = catalog.get(name)
         store = ModelStore(self._settings.models_path)
-        last = ""
+        last: tuple[str, float | None] = ("", None)
 
         def on_progress(progress: PullProgress) -> None:
             nonlocal last
-            text = f"{progress.stage.value}: {progress.text}"
+            text, ratio = f"{progress.stage.value}: {progress.text}", None
             if progress.total_bytes and progress.stage is not PullStage.DONE:
-                # In steps of 10 %, so that the controller is not told of every block.
-                share = 10 * (10 * progress.done_bytes // progress.total_bytes)
-                text += f" ({share} %)"
-            if text != last:
-                last = text
-                report(text)
+                # In steps of 1 %, so that the controller is not told of every block.
+                ratio = min(100, 100 * progress.done_bytes // progress.total_bytes) / 100.0
+            if (text, ratio) != last:
+                last = (text, ratio)
+                report(text, ratio, progress.stage is PullStage.DOWNLOADING)
 
         path = await pull(entry, store, catalog, on_progress=on_progress)
         sidecar = store.state_of(entry).sidecar

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -18,17 +18,18 @@ from edge_agent.engine.base import (
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     SlowReaderError,
     StopReason,
     TextChunk,
 )
-from edge_agent.errors import EngineError
+from edge_agent.errors import EngineError, ModelError
 from edge_agent.sensors.base import PowerSource
-from edge_agent.sensors.energy import Charge
+from edge_agent.sensors.energy import Charge, Work
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.models import HostedModel
+from edge_agent.serving.hosted import HostedModel
 
 log = structlog.get_logger()
 
@@ -54,7 +55,10 @@ _OUTCOMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """One request for this node; `prompt` is raw text or a chat."""
+    """One request for this node; `prompt` is raw text or a chat.
+
+    `response_format` and `session_id` mean what they do in `GenerationRequest`.
+    """
 
     request_id: str
     attempt: int
@@ -62,6 +66,8 @@ class WorkOrder:
     prompt: str | tuple[Message, ...]
     sampling: Sampling
     time_limit_seconds: float
+    response_format: ResponseFormat | None = None
+    session_id: str = ""
 
 
 class WorkListener(Protocol):
@@ -83,7 +89,7 @@ class Meter(Protocol):
         """From now on these engines have this many requests each."""
         ...
 
-    def charge(self, engine: str, active_seconds: float, work_seconds: float) -> Charge | None:
+    def charge(self, engine: str, work: Work) -> Charge | None:
         """The energy of a request that has just ended; None when it is not known."""
         ...
 
@@ -97,6 +103,7 @@ class WorkDesk:
         power: for the energy estimate of answers that the meter knows nothing of.
         meter: measures what each answer took; None leaves everything to the estimate.
         remote_power: of the machine behind a remote engine; None when nobody has said it.
+        bring: loads an unloaded model because it was asked for; None leaves it unloaded.
     """
 
     def __init__(
@@ -106,12 +113,14 @@ class WorkDesk:
         power: PowerModel | None,
         meter: Meter | None = None,
         remote_power: PowerModel | None = None,
+        bring: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self._models = models
         self._listener = listener
         self._power = power
         self._meter = meter
         self._remote_power = remote_power
+        self._bring = bring
         self._metered: dict[tuple[str, int], str] = {}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._known: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -123,6 +132,8 @@ class WorkDesk:
         self.completed_requests = 0
         self.failed_requests = 0
         self.energy_joules = 0.0
+        self.prefill_joules = 0.0
+        self.decode_joules = 0.0
         self.energy_sources: set[PowerSource] = set()
 
     @property
@@ -138,6 +149,10 @@ class WorkDesk:
     def running_requests(self) -> int:
         """Orders that have not ended."""
         return len(self._running)
+
+    def use_power(self, power: PowerModel | None, remote_power: PowerModel | None) -> None:
+        """From now on estimates go by these."""
+        self._power, self._remote_power = power, remote_power
 
     def accept(self, order: WorkOrder) -> None:
         """Start an order; a repeat of a known one is ignored."""
@@ -210,6 +225,8 @@ class WorkDesk:
             completion = self._failed(order, started, _REJECTIONS[error.kind], str(error))
         except EngineError as error:
             completion = self._failed(order, started, FailureKind.ENGINE_CRASHED, str(error))
+        except ModelError as error:
+            completion = self._failed(order, started, FailureKind.MODEL_NOT_LOADED, str(error))
         except SlowReaderError as error:
             completion = self._failed(order, started, FailureKind.INTERNAL, str(error))
         except Exception:
@@ -223,6 +240,8 @@ class WorkDesk:
         if self.is_draining:
             return self._failed(order, started, FailureKind.DRAINING, "the node is draining")
         model = self._models(order.model)
+        if model is not None and not model.is_ready and self._bring is not None:
+            await self._bring(order.model)
         engine = _ready_engine(model)
         if engine is None:
             issue = f": {model.issue}" if model and model.issue else ""
@@ -233,8 +252,16 @@ class WorkDesk:
                 f"{order.model} is not loaded on this node{issue}",
             )
         key = (order.request_id, order.attempt)
-        request = GenerationRequest(_generation_key(*key), order.prompt, order.sampling)
+        request = GenerationRequest(
+            _generation_key(*key),
+            order.prompt,
+            order.sampling,
+            order.response_format,
+            order.session_id,
+        )
         self._engines[key] = engine
+        if model is not None:
+            model.last_used_at = started
         self._meter_order(key, model)
         try:
             async with aclosing(engine.generate(request)) as events:  # type: ignore[type-var]
@@ -252,7 +279,7 @@ class WorkDesk:
         return self._failed(order, started, FailureKind.INTERNAL, "the engine ended without a word")
 
     def _finished(self, order: WorkOrder, started: float, event: Finished) -> Completion:
-        energy, source = self._energy(order, event)
+        charge = self._charge(order, event)
         return Completion(
             request_id=order.request_id,
             attempt=order.attempt,
@@ -264,26 +291,33 @@ class WorkDesk:
             prefill_seconds=event.prefill_seconds,
             decode_seconds=event.decode_seconds,
             total_seconds=time.monotonic() - started,
-            energy_joules=energy,
-            energy_source=source,
+            energy_joules=None if charge is None else charge.joules,
+            energy_source=None if charge is None else charge.source,
+            prefill_joules=None if charge is None else charge.prefill_joules,
+            decode_joules=None if charge is None else charge.decode_joules,
+            cached_prompt_tokens=event.cached_prompt_tokens,
         )
 
-    def _energy(
-        self, order: WorkOrder, event: Finished
-    ) -> tuple[float, PowerSource] | tuple[None, None]:
+    def _charge(self, order: WorkOrder, event: Finished) -> Charge | None:
         hosted = self._models(order.model)
-        is_remote = hosted is not None and hosted.settings.remote is not None
+        is_remote = hosted is not None and hosted.is_remote
         model = self._metered.get((order.request_id, order.attempt))
+        work = Work(
+            event.prefill_seconds,
+            event.decode_seconds,
+            event.work_seconds,
+            event.prefill_work_seconds,
+        )
         if self._meter is not None and model is not None:
-            active_seconds = event.prefill_seconds + event.decode_seconds
-            charge = self._meter.charge(model, active_seconds, event.work_seconds)
+            charge = self._meter.charge(model, work)
             if charge is not None:
-                return charge.joules, charge.source
+                return charge
         power = self._remote_power if is_remote else self._power
         if power is None:
-            return None, None
+            return None
         # The engine was busy for this request alone during its work seconds, at full power.
-        return event.work_seconds * power.watts(1.0), PowerSource.ESTIMATE
+        joules = event.work_seconds * power.watts(1.0)
+        return Charge(joules, PowerSource.ESTIMATE, joules * work.prefill_share)
 
     def _meter_order(self, key: tuple[str, int], model: HostedModel | None) -> None:
         """Note that an order begins on this model's engine, or with None that it has ended."""
@@ -331,6 +365,8 @@ class WorkDesk:
         else:
             self.completed_requests += 1
         self.energy_joules += completion.energy_joules or 0.0
+        self.prefill_joules += completion.prefill_joules or 0.0
+        self.decode_joules += completion.decode_joules or 0.0
         if completion.energy_source is not None:
             self.energy_sources.add(completion.energy_source)
         self._listener.completed(completion)

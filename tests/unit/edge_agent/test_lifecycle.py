@@ -5,6 +5,7 @@ import pytest
 from edge_agent.lifecycle import AgentState, ModelPhase, agent_state
 
 LOADING, READY, FAILED = ModelPhase.LOADING, ModelPhase.READY, ModelPhase.FAILED
+UNLOADED, DOWNLOADING = ModelPhase.UNLOADED, ModelPhase.DOWNLOADING
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,10 @@ LOADING, READY, FAILED = ModelPhase.LOADING, ModelPhase.READY, ModelPhase.FAILED
         (False, [READY], AgentState.DEGRADED),
         (True, [FAILED], AgentState.DEGRADED),
         (False, [FAILED, FAILED], AgentState.DEGRADED),
+        (True, [DOWNLOADING, UNLOADED], AgentState.LOADING),
+        (True, [UNLOADED, UNLOADED], AgentState.READY),
+        (False, [UNLOADED], AgentState.DEGRADED),
+        (True, [UNLOADED, FAILED], AgentState.DEGRADED),
     ],
 )
 def test_state_follows_from_link_and_models(
@@ -31,12 +36,13 @@ def test_state_follows_from_link_and_models(
     assert agent_state(True, True, is_connected, phases) is AgentState.STOPPED
 
 
-def test_ready_means_connected_with_a_model_that_answers_and_nothing_else() -> None:
+def test_ready_means_connected_with_models_that_answer_when_asked_and_nothing_else() -> None:
     for flags in itertools.product([False, True], repeat=3):
         for count in range(3):
             for phases in itertools.product(ModelPhase, repeat=count):
                 is_ready = agent_state(*flags, phases) is AgentState.READY
-                assert is_ready == (flags == (False, False, True) and READY in phases)
+                can_answer = READY in phases or (set(phases) == {UNLOADED})
+                assert is_ready == (flags == (False, False, True) and can_answer)
 
 
 def test_phases_may_come_as_an_iterator() -> None:

@@ -8,10 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.sensors.base import PowerSource
-from edge_agent.sensors.energy import EnergyLedger, PowerSample, WrappingCounter
+from edge_agent.sensors.energy import EnergyLedger, PowerSample, Work, WrappingCounter
 
 INA = PowerSource.INA3221
 ESTIMATE = PowerSource.ESTIMATE
+
+
+def whole(start: float, end: float, work_seconds: float) -> Work:
+    """A request that had an answer and next to no prompt."""
+    return Work(0.0, end - start, work_seconds)
 
 
 def feed(
@@ -91,7 +96,7 @@ def test_request_in_a_ramp_is_charged_for_its_own_window() -> None:
     ledger = EnergyLedger()
     ledger.set_active({"a": 1}, 0.0)
     feed(ledger, lambda at: 5.0 * at, 4.0, 10.0)
-    charge = ledger.charge("a", 1.0, 4.0, 3.0)
+    charge = ledger.charge("a", 4.0, whole(1.0, 4.0, 3.0))
     assert charge is not None
     assert charge.source is INA
     assert charge.joules == pytest.approx(37.5, rel=0.03)
@@ -151,8 +156,8 @@ def test_overlapping_requests_share_by_the_work_each_did() -> None:
     ledger = EnergyLedger()
     ledger.set_active({"a": 2}, 0.0)
     feed(ledger, lambda at: 12.0, 4.0, 10.0)
-    first = ledger.charge("a", 0.0, 4.0, 3.0)
-    second = ledger.charge("a", 0.0, 4.0, 1.0)
+    first = ledger.charge("a", 4.0, whole(0.0, 4.0, 3.0))
+    second = ledger.charge("a", 4.0, whole(0.0, 4.0, 1.0))
     assert first is not None
     assert second is not None
     assert first.joules == pytest.approx(36.0)
@@ -171,9 +176,9 @@ def test_staggered_requests_are_charged_what_they_worked() -> None:
         if tick == 50:
             ledger.set_active({"a": 2}, 5.0)
         if tick == 100:
-            charges.append(ledger.charge("a", 0.0, 10.0, 7.5))
+            charges.append(ledger.charge("a", 10.0, whole(0.0, 10.0, 7.5)))
             ledger.set_active({"a": 1}, 10.0)
-    charges.append(ledger.charge("a", 5.0, 15.0, 7.5))
+    charges.append(ledger.charge("a", 15.0, whole(5.0, 15.0, 7.5)))
     assert [charge.joules for charge in charges if charge] == pytest.approx([75.0, 75.0])
 
 
@@ -183,7 +188,7 @@ def test_two_busy_engines_share_the_node() -> None:
     ledger.set_active({"a": 1, "b": 1}, 0.0)
     feed(ledger, lambda at: 20.0, 2.0, 10.0)
     for engine in ("a", "b"):
-        charge = ledger.charge(engine, 0.0, 2.0, 2.0)
+        charge = ledger.charge(engine, 2.0, whole(0.0, 2.0, 2.0))
         assert charge is not None
         assert charge.joules == pytest.approx(20.0)
     assert ledger.totals(2.0).idle_joules == pytest.approx(0.0, abs=1e-6)
@@ -191,9 +196,9 @@ def test_two_busy_engines_share_the_node() -> None:
 
 def test_request_before_the_first_sample_is_not_charged() -> None:
     ledger = EnergyLedger()
-    assert ledger.charge("a", 0.0, 1.0, 1.0) is None
+    assert ledger.charge("a", 1.0, whole(0.0, 1.0, 1.0)) is None
     ledger.add(PowerSample(5.0, INA, 10.0))
-    assert ledger.charge("a", 0.0, 5.5, 1.0) is None
+    assert ledger.charge("a", 5.5, whole(0.0, 5.5, 1.0)) is None
 
 
 def test_request_that_was_half_estimated_says_so() -> None:
@@ -201,7 +206,7 @@ def test_request_that_was_half_estimated_says_so() -> None:
     ledger.add(PowerSample(0.0, ESTIMATE, 10.0))
     for at in (1.0, 1.5, 2.0):
         ledger.add(PowerSample(at, INA, 10.0))
-    charge = ledger.charge("a", 0.0, 2.0, 2.0)
+    charge = ledger.charge("a", 2.0, whole(0.0, 2.0, 2.0))
     assert charge is not None
     assert charge.source is ESTIMATE
 
@@ -233,7 +238,7 @@ def test_each_request_is_charged_its_work_however_they_overlap(
             left[i] -= share
         for i in [i for i in active if left[i] <= 1e-9]:
             work_seconds = (requests[i][1] - left.pop(i)) * SLICE
-            charge = ledger.charge("a", active.pop(i), now, work_seconds)
+            charge = ledger.charge("a", now, whole(active.pop(i), now, work_seconds))
             assert charge is not None
             assert charge.joules == pytest.approx(10.0 * work_seconds, rel=0.05)
             ledger.set_active({"a": len(active)}, now)
@@ -285,7 +290,7 @@ def test_requests_and_idle_are_the_total_however_they_overlap(
             work_done[i] += share * SLICE
             if left[i] <= 0:
                 start = active.pop(i)
-                charge = ledger.charge(requests[i][2], start, now, work_done[i])
+                charge = ledger.charge(requests[i][2], now, whole(start, now, work_done[i]))
                 if charge is not None:
                     charged[i] = charge.joules
                 del left[i]

@@ -8,6 +8,7 @@ import pytest
 
 from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
 from edge_agent.sensors.board import BoardSensor
+from edge_agent.sensors.energy import Work
 from edge_agent.sensors.jetson import JetsonSensor
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerSampler, probe
@@ -134,7 +135,7 @@ def test_answer_is_charged_from_what_was_measured() -> None:
     sampler.engines_busy({"small": 1})
     steps(sampler, clock, 2.0)
     clock.now += 0.04  # between two readings
-    charge = sampler.charge("small", 2.0, 1.5)
+    charge = sampler.charge("small", Work(0.0, 2.0, 1.5))
     assert charge is not None
     assert charge.source is PowerSource.INA3221
     assert charge.joules == pytest.approx(15.0)
@@ -150,7 +151,7 @@ def test_answer_without_a_sensor_costs_its_work_at_full_power() -> None:
     clock.now += 3.0
     sampler.engines_busy({"small": 1})
     clock.now += 2.0
-    charge = sampler.charge("small", 2.0, 2.0)
+    charge = sampler.charge("small", Work(0.0, 2.0, 2.0))
     sampler.engines_busy({})
     assert charge is not None
     assert charge.source is PowerSource.ESTIMATE
@@ -164,7 +165,7 @@ def test_node_without_sensor_and_model_has_no_power_rather_than_zero() -> None:
     steps(sampler, clock, 3.0)
     power = sampler.power()
     assert (power.power_watts, power.source) == (None, None)
-    assert sampler.charge("small", 1.0, 1.0) is None
+    assert sampler.charge("small", Work(0.0, 1.0, 1.0)) is None
 
 
 def test_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ REMOTE = RemoteSettings(
 LARGE = ModelSettings("large", slots=8, remote=REMOTE)
 
 
-def ignore(text: str) -> None:
+def ignore(text: str, progress_ratio: float | None = None, is_downloading: bool = False) -> None:
     """Is told how it goes, and forgets it."""
 
 

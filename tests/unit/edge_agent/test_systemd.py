@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from edge_agent.app import feed_watchdog, watchdog_seconds
+from edge_agent.systemd import feed_watchdog, watchdog_seconds
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,155 @@
+"""Orders from this machine's own command line, over a local socket.
+
+One connection is one order: a JSON object comes in, and a JSON object goes out for each step of it.
+"""
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+from edge_agent.errors import AgentError, NotRunningError, UsageError
+from edge_agent.serving.orders import Action, ModelOrder, OrderDesk, OrderUpdate
+
+_ASK_SECONDS: Final = 5.0
+_SILENCE_SECONDS: Final = 30.0
+"""The agent shows a sign of life every five seconds."""
+
+
+class ControlServer:
+    """Takes orders on a Unix socket.
+
+    Args:
+        path: of the socket; made for the agent's user and group only.
+        desk: carries the orders out.
+    """
+
+    def __init__(self, path: Path, desk: OrderDesk) -> None:
+        self._path = path
+        self._desk = desk
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen; whoever holds the status socket may take this one.
+
+        Raises:
+            AgentError: the path cannot be used.
+        """
+        try:
+            self._path.unlink(missing_ok=True)  # left by a crash
+            self._server = await asyncio.start_unix_server(self._answer, str(self._path))
+            os.chmod(self._path, 0o660)
+        except OSError as error:
+            raise AgentError(f"{self._path}: cannot listen: {error.strerror or error}") from error
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await asyncio.wait_for(reader.readline(), _ASK_SECONDS)
+            updates = _Updates()
+            self._desk.accept(_order(line), updates)
+            while True:
+                update = await updates.queue.get()
+                writer.write(json.dumps(_to_json(update)).encode() + b"\n")
+                await asyncio.wait_for(writer.drain(), _ASK_SECONDS)
+                if update.is_last:
+                    return
+        except UsageError as error:
+            writer.write(json.dumps({"phase": "failed", "message": str(error)}).encode() + b"\n")
+        except (OSError, asyncio.TimeoutError):
+            pass  # whoever asked has gone; the order goes on
+        finally:
+            writer.close()
+
+    async def close(self) -> None:
+        """Stop listening and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+            self._path.unlink(missing_ok=True)
+
+
+class _Updates:
+    """Collects what is told of one order; there are few, so the queue needs no bound."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[OrderUpdate] = asyncio.Queue()
+
+    def order_updated(self, update: OrderUpdate) -> None:
+        self.queue.put_nowait(update)
+
+
+def _order(line: bytes) -> ModelOrder:
+    try:
+        asked = json.loads(line)
+        action, model = Action(asked["action"]), asked["model"]
+        counts = [asked.get("slots"), asked.get("context_tokens")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError("this agent does not know such an order; update it") from error
+    if not isinstance(model, str) or not all(
+        count is None or (isinstance(count, int) and not isinstance(count, bool))
+        for count in counts
+    ):
+        raise UsageError("an order names a model, and whole numbers of slots and context_tokens")
+    return ModelOrder(f"local-{uuid.uuid4().hex}", action, model, *counts)
+
+
+def _to_json(update: OrderUpdate) -> dict[str, Any]:
+    return {
+        "order_id": update.order_id,
+        "phase": update.phase.value,
+        "message": update.message,
+        "progress_ratio": update.progress_ratio,
+    }
+
+
+async def give_order(
+    path: Path,
+    action: Action,
+    model: str,
+    slots: int | None = None,
+    context_tokens: int | None = None,
+) -> AsyncIterator[dict[str, Any]]:
+    """Give an order to the agent that runs here, and hear how it goes.
+
+    Yields:
+        objects with phase ("running", "done", "failed"), message and progress_ratio; the last one
+        is not "running".
+
+    Raises:
+        NotRunningError: nobody answers.
+        AgentError: the socket may not be used, or the agent went away or fell silent.
+    """
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_unix_connection(str(path)), _ASK_SECONDS
+        )
+    except PermissionError as error:
+        raise AgentError(
+            f"{path}: permission denied; run as the agent's user or join its group"
+        ) from error
+    except (OSError, asyncio.TimeoutError) as error:
+        raise NotRunningError(
+            f"no agent answers at {path}; start it with `edge-agent run`, or name its --data-dir"
+        ) from error
+    try:
+        asked = {
+            "action": action.value,
+            "model": model,
+            "slots": slots,
+            "context_tokens": context_tokens,
+        }
+        writer.write(json.dumps(asked).encode() + b"\n")
+        while True:
+            line = await asyncio.wait_for(reader.readline(), _SILENCE_SECONDS)
+            update = json.loads(line)
+            yield update
+            if update["phase"] != "running":
+                return
+    except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
+        raise AgentError(
+            f"{path}: the agent went away before the order was done; see edge-agent status"
+        ) from error
+    finally:
+        writer.close()
