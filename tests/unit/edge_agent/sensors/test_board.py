@@ -16,11 +16,11 @@ def no_command(argument: str) -> str:
 @pytest.mark.parametrize(
     ("board", "expected"),
     [
-        ("pi-4", BoardState(51.608, False)),
-        ("pi-5", BoardState(48.8, False)),
-        ("orin-nano", BoardState(49.031, False, (), 0.412)),
-        ("agx-orin", BoardState(45.5, False, (), 0.0)),
-        ("nano", BoardState(36.5, None, (), 0.0)),
+        ("pi-4", BoardState(51.608, False, power_mode="ondemand")),
+        ("pi-5", BoardState(48.8, False, power_mode="ondemand")),
+        ("orin-nano", BoardState(49.031, False, (), 0.412, "15W")),
+        ("agx-orin", BoardState(45.5, False, (), 0.0, "MODE_30W")),
+        ("nano", BoardState(36.5, None, (), 0.0, "5W")),
         ("x86-rapl", BoardState(55.0, False)),
         ("x86-vm", BoardState(None, None)),
     ],

@@ -244,6 +244,98 @@ def test_each_request_is_charged_its_work_however_they_overlap(
             ledger.set_active({"a": len(active)}, now)
 
 
+def test_prompt_and_answer_are_charged_where_each_was_done() -> None:
+    """Two seconds of reading at 30 W, then four of writing at 10 W."""
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 1}, 0.0)
+    for tick in range(61):
+        now = tick / 10
+        ledger.add(PowerSample(now, INA, 30.0 if now < 2.0 else 10.0, 0.0 if tick == 0 else None))
+    charge = ledger.charge("a", 6.0, Work(2.0, 4.0, 6.0, prefill_work_seconds=2.0))
+    assert charge is not None
+    assert charge.prefill_joules == pytest.approx(60.0, rel=0.03)
+    assert charge.decode_joules == pytest.approx(40.0, rel=0.03)
+    assert charge.joules == pytest.approx(ledger.totals(6.0).total_joules)
+
+
+def test_work_that_nobody_told_apart_is_shared_by_how_busy_the_engine_was() -> None:
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 1}, 0.0)
+    feed(ledger, lambda now: 10.0, 6.0, 10.0)
+    charge = ledger.charge("a", 6.0, Work(2.0, 4.0, 6.0))
+    assert charge is not None
+    assert charge.prefill_joules == pytest.approx(20.0, rel=0.01)
+    assert charge.decode_joules == pytest.approx(40.0, rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(0, 100),  # arrives, in slices
+            st.integers(0, 80),  # of reading
+            st.integers(1, 80),  # of writing
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    reading_watts=st.floats(5.0, 50.0),
+    writing_watts=st.floats(5.0, 50.0),
+)
+def test_phases_add_up_to_requests_and_these_with_idle_to_the_total(
+    requests: list[tuple[int, int, int]], reading_watts: float, writing_watts: float
+) -> None:
+    """Case D18, for the split as well: conserved within 1 %."""
+    ledger = EnergyLedger()
+    read = {i: float(r) for i, (_, r, _) in enumerate(requests)}
+    left = {i: float(w) for i, (_, _, w) in enumerate(requests)}
+    begun: dict[int, int] = {}
+    answered: dict[int, int] = {}
+    work = {i: [0.0, 0.0] for i in left}
+    charges = []
+    truth, slices = 0.0, 0
+    while left or slices % 5:
+        arrived = [i for i in left if requests[i][0] == slices]
+        begun.update(dict.fromkeys(arrived, slices))
+        active = [i for i in begun if i in left]
+        if arrived:
+            ledger.set_active({"a": len(active)}, slices * SLICE)
+        reading = [i for i in active if read[i] > 0]
+        watts = 2.0
+        if active:
+            part = len(reading) / len(active)
+            watts = part * reading_watts + (1 - part) * writing_watts
+        if slices % 5 == 0:
+            ledger.add(PowerSample(slices * SLICE, PowerSource.RAPL, watts, truth))
+        truth += watts * SLICE
+        slices += 1
+        for i in active:
+            share = 1.0 / len(active)
+            phase = 0 if i in reading else 1
+            work[i][phase] += share * SLICE
+            if phase == 0:
+                read[i] -= share
+                continue
+            answered.setdefault(i, slices - 1)
+            left[i] -= share
+            if left[i] <= 1e-9:
+                del left[i]
+                seconds = [(answered[i] - begun[i]) * SLICE, (slices - answered[i]) * SLICE]
+                told = Work(seconds[0], seconds[1], sum(work[i]), work[i][0])
+                charge = ledger.charge("a", slices * SLICE, told)
+                if charge is not None:
+                    charges.append(charge)
+                ledger.set_active({"a": len([k for k in begun if k in left])}, slices * SLICE)
+    end = slices * SLICE
+    ledger.add(PowerSample(end, PowerSource.RAPL, 2.0, truth))
+    totals = ledger.totals(end)
+    phases = sum(charge.prefill_joules + charge.decode_joules for charge in charges)
+    assert phases == pytest.approx(totals.requests_joules)
+    assert phases + totals.idle_joules == pytest.approx(truth, rel=0.01)
+    assert all(charge.prefill_joules >= 0 for charge in charges)
+    assert all(charge.decode_joules >= -1e-9 for charge in charges)
+
+
 SLICE = 0.02
 
 bursts = st.lists(
