@@ -1,7 +1,6 @@
 """The composition root: builds the parts, starts and stops them in order."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,14 +21,21 @@ from controller.gateway.app import build_app
 from controller.gateway.server import serve_http
 from controller.predictors.embedding import EmbeddingUnavailableError
 from controller.predictors.serving import QualityPredictor, open_quality_predictor
-from controller.profiler.quality_files import QualityFilesError
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import RequestManager
 from controller.security.tls import ServerCertificate, server_certificate
+from controller.storage.base import ControllerStore, Retention, StorageError
+from controller.storage.keeping import StateKeeper
+from controller.storage.memory import MemoryStore
+from controller.storage.quality_files import QualityFilesError
+from controller.storage.sqlite import SqliteStore
 
 log = structlog.get_logger()
+
+_STORE_SECONDS: Final = 5.0
+"""How long what is not yet written may take when the controller stops."""
 
 _LEARN_SECONDS: Final = 5.0
 """How long the last outcomes may take to be kept when the controller stops."""
@@ -55,9 +61,9 @@ async def serve(
     """
     certificate = server_certificate(settings.server)
     decider = Decider(settings.routing)
-    async with _learning(settings) as (predictor, learner):
+    async with _storing(settings) as store, _learning(settings) as (predictor, learner):
         decider.predict_with(predictor)
-        await _serve(settings, certificate, decider, learner, stop, on_ready)
+        await _serve(settings, certificate, decider, learner, store, stop, on_ready)
 
 
 async def _serve(
@@ -65,11 +71,14 @@ async def _serve(
     certificate: ServerCertificate | None,
     decider: Decider,
     learner: Learner,
+    store: ControllerStore,
     stop: asyncio.Event,
     on_ready: Callable[[Listening], None],
 ) -> None:
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
     sessions = FleetSessions(settings.fleet, profiler, settings.orders)
+    keeper = StateKeeper(store, profiler, sessions)
+    await keeper.restore()
     manager = RequestManager(
         settings.batching,
         settings.limits,
@@ -78,13 +87,12 @@ async def _serve(
         sessions.send_work,
         sessions.send_cancel,
         learner.finished,
+        keeper.finished,
     )
     sessions.on_progress = manager.on_progress
     sessions.on_completion = manager.on_completion
     sessions.on_lost = manager.on_node_lost
-    service = RouterService(settings.limits, profiler, decider, manager, sessions, learner)
-    # A policy's thread that gives the GIL back has to wait for it less long (default 5 ms).
-    sys.setswitchinterval(0.001)
+    service = RouterService(settings.limits, profiler, decider, manager, sessions, learner, store)
 
     server = GrpcServer(
         RouterServicer(service),
@@ -105,6 +113,7 @@ async def _serve(
             tasks.start_soon(sessions.watch_leases, name="lease-watch")
             tasks.start_soon(sessions.probe_paths, name="path-probes")
             tasks.start_soon(learner.run, name="learner")
+            tasks.start_soon(keeper.run, name="state-keeper")
             if settings.server.http_listen:
                 http_host, _, http_port = settings.server.http_listen.rpartition(":")
                 http_address = await tasks.start(
@@ -123,11 +132,41 @@ async def _serve(
             await server.refuse()
             await manager.drain(settings.server.grace_seconds)
             http_stop.set()
+            keeper.keep_all()
             sessions.close()
             await server.stop(1.0)
             tasks.cancel_scope.cancel()
     finally:
+        keeper.keep_all()
         await server.stop(0)
+
+
+@asynccontextmanager
+async def _storing(settings: Settings) -> AsyncIterator[ControllerStore]:
+    """What keeps the controller's state; closed on every path."""
+    storage = settings.storage
+    retention = Retention(
+        storage.keep_days,
+        storage.max_requests,
+        storage.max_megabytes << 20,
+        storage.keep_prompts,
+    )
+    loop = asyncio.get_running_loop()
+    store: ControllerStore
+    if storage.is_enabled:
+        try:
+            store = await loop.run_in_executor(
+                None, SqliteStore, settings.server.data_dir, retention
+            )
+        except StorageError as error:
+            raise SettingsError(str(error)) from error
+    else:
+        store = MemoryStore(retention)
+    try:
+        yield store
+    finally:
+        with anyio.CancelScope(shield=True):  # it has a deadline of its own
+            await loop.run_in_executor(None, store.close, _STORE_SECONDS)
 
 
 @asynccontextmanager

@@ -107,6 +107,26 @@ class QualitySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """What is kept over restarts, in controller.db in the data_dir.
+
+    Attributes:
+        is_enabled: False keeps nodes, calibrations and finished requests in memory only.
+        keep_days: how long finished requests are kept.
+        max_requests: how many finished requests are kept.
+        max_megabytes: of the database; the oldest finished requests go first.
+        keep_prompts: True keeps the text of prompts with finished requests, so that they can be
+            judged after a restart; a prompt can hold anything that people type.
+    """
+
+    is_enabled: bool = True
+    keep_days: float = 30.0
+    max_requests: int = 1_000_000
+    max_megabytes: int = 2048
+    keep_prompts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSettings:
     """What is expected of a connected agent.
 
@@ -170,6 +190,7 @@ class Settings:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     quality: QualitySettings = field(default_factory=QualitySettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     orders: OrderSettings = field(default_factory=OrderSettings)

@@ -166,6 +166,8 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
         )
     console = _console()
     console.print(table if response.nodes else "No node has connected yet.")
+    for issue in response.issues:
+        console.print(f"controller: {issue}", style="yellow", markup=False)
 
 
 def _goodput(node: admin_pb2.NodeStatus) -> str:

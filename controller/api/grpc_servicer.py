@@ -81,7 +81,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ExplainResponse:
         """Say why a request went where it went."""
         try:
-            return explanation_to_proto(self._service.explain(RequestId(request.request_id)))
+            return explanation_to_proto(await self._service.explain(RequestId(request.request_id)))
         except RouterError as error:
             await _abort(context, error)
 
@@ -90,7 +90,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.FeedbackResponse:
         """Learn how good an answer was."""
         try:
-            self._service.feedback(RequestId(request.request_id), request.score_ratio)
+            await self._service.feedback(RequestId(request.request_id), request.score_ratio)
         except RouterError as error:
             await _abort(context, error)
         return router_pb2.FeedbackResponse()
@@ -137,7 +137,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ListNodesResponse:
         """List every known node."""
         return admin_pb2.ListNodesResponse(
-            nodes=[node_to_proto(view) for view in self._service.nodes()]
+            nodes=[node_to_proto(view) for view in self._service.nodes()],
+            issues=self._service.issues(),
         )
 
     async def DrainNode(  # noqa: N802

@@ -23,6 +23,7 @@ from controller.errors import (
     RouterError,
     UnknownModelError,
     UnknownNodeError,
+    UnknownRequestError,
 )
 from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
@@ -32,6 +33,7 @@ from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.records import RequestRecord
 from controller.request_manager.refusals import unknown_model_error
+from controller.storage.base import ControllerStore, StorageError
 
 log = structlog.get_logger()
 
@@ -86,6 +88,7 @@ class RouterService:
         manager: RequestManager,
         sessions: FleetSessions,
         learner: Learner,
+        store: ControllerStore | None = None,
     ) -> None:
         self._limits = limits
         self._profiler = profiler
@@ -93,6 +96,7 @@ class RouterService:
         self._manager = manager
         self._sessions = sessions
         self._learner = learner
+        self._store = store
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -142,22 +146,35 @@ class RouterService:
             async for event in events:
                 yield event
 
-    def explain(self, request_id: RequestId) -> RequestRecord:
-        """Why a request went where it went.
+    async def explain(self, request_id: RequestId) -> RequestRecord:
+        """Why a request went where it went, also after a restart.
 
         Raises:
             UnknownRequestError: there is no record of it.
         """
-        return self._manager.records.get(request_id)
+        try:
+            return self._manager.records.get(request_id)
+        except UnknownRequestError:
+            if self._store is None:
+                raise
+            loop = asyncio.get_running_loop()
+            try:
+                found = await loop.run_in_executor(None, self._store.find, request_id)
+            except StorageError as error:
+                log.error("storage.not_read", error=str(error))
+                raise
+            if found is None:
+                raise
+            return found
 
-    def feedback(self, request_id: RequestId, score_ratio: float) -> None:
+    async def feedback(self, request_id: RequestId, score_ratio: float) -> None:
         """Say how good a finished answer was; the next similar prompts are routed by it.
 
         Raises:
             UnknownRequestError: there is no record of it.
             InvalidRequestError: the score or the request's state does not allow it.
         """
-        self._learner.judged(self._manager.records.get(request_id), score_ratio)
+        self._learner.judged(await self.explain(request_id), score_ratio)
 
     def models(self) -> list[ServedModel]:
         """Models that the fleet can answer with now, in order of name."""
@@ -191,6 +208,11 @@ class RouterService:
     def nodes(self) -> list[NodeView]:
         """Every known node, in order of name."""
         return [self._view(node_id) for node_id in sorted(self._profiler.nodes)]
+
+    def issues(self) -> tuple[str, ...]:
+        """What an operator should mend about the controller itself."""
+        issue = "" if self._store is None else self._store.state.issue
+        return (issue,) if issue else ()
 
     def drain(self, node_id: NodeId, is_draining: bool) -> NodeView:
         """Drain a node or lift it; repeats change nothing.

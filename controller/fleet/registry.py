@@ -100,6 +100,10 @@ class Registry:
         known_instance, sequence = self._acked.get(node_id, ("", 0))
         return sequence if known_instance == instance_id else 0
 
+    def last_acked(self, node_id: NodeId) -> tuple[str, int]:
+        """The start of the agent that spoke last, and the last fact of it; ("", 0) for none."""
+        return self._acked.get(node_id, ("", 0))
+
     def accept(self, node_id: NodeId, instance_id: str, sequence: int) -> bool:
         """Take note of a numbered fact; False for one that has arrived before."""
         if sequence <= self.acked_sequence(node_id, instance_id):

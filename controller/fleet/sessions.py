@@ -245,6 +245,24 @@ class FleetSessions:
             order = fleet_pb2.DrainOrder(is_draining=is_draining)
             link.send(fleet_pb2.ConnectResponse(drain=order))
 
+    # -- what outlives the controller -------------------------------------------------------------
+
+    def restore(
+        self, node_id: NodeId, is_draining: bool, instance_id: str, acked_sequence: int
+    ) -> None:
+        """Take up what an earlier controller knew of a node, before it connects."""
+        self._registry.set_draining(node_id, is_draining)
+        if acked_sequence:
+            self._registry.accept(node_id, instance_id, acked_sequence)
+
+    def is_draining(self, node_id: NodeId) -> bool:
+        """Whether an operator drains this node."""
+        return self._registry.is_draining(node_id)
+
+    def last_acked(self, node_id: NodeId) -> tuple[str, int]:
+        """The start of the agent whose last fact has arrived, and that fact's number."""
+        return self._registry.last_acked(node_id)
+
     def _probe(self, link: NodeLink, size: ProbeSize = EMPTY_PROBE) -> None:
         number = self._next_number
         self._next_number += 1

@@ -27,10 +27,10 @@ from controller.predictors.neighbours import (
     answer_lengths,
     shrunk_quality,
 )
-from controller.profiler.quality_files import QualityFolder
 from controller.profiler.quality_store import QualityRecord, prompt_digest
 from controller.routing.formulation import expected_answer_tokens
 from controller.routing.problem import FloatArray, IntArray
+from controller.storage.quality_files import QualityFolder
 
 _COMPACT_AFTER: Final = 5000
 """Journal records that a start may have to read one by one."""

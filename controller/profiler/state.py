@@ -331,6 +331,18 @@ class ProfilerState:
                     ]
                 )
 
+    def restore(
+        self, hello: NodeHello, completed: int, failed: int, cancelled: int, now: float
+    ) -> None:
+        """Take in a node of earlier days; it is offline until it comes, and its models idle."""
+        attributes = hello.attributes
+        path = PathEstimate(attributes.kind, attributes.is_link_metered)
+        record = NodeRecord(hello, hello.models, False, False, now, path)
+        record.completed_requests = completed
+        record.failed_requests = failed
+        record.cancelled_requests = cancelled
+        self._nodes.setdefault(hello.node_id, record)
+
     # -- events in --------------------------------------------------------------------------------
 
     def apply(self, event: ProfilerEvent, now: float) -> None:

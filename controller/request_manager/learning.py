@@ -9,8 +9,8 @@ import structlog
 from controller.domain.completion import FinishReason
 from controller.errors import InvalidRequestError
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
-from controller.profiler.quality_files import QualityFilesError
 from controller.request_manager.records import RequestRecord, RequestState
+from controller.storage.quality_files import QualityFilesError
 
 log = structlog.get_logger()
 
@@ -54,6 +54,11 @@ class Learner:
             raise InvalidRequestError(
                 f"Request {record.request.request_id!r} is {record.state.value}; only a completed "
                 "one can be judged."
+            )
+        if not record.request.text:
+            raise InvalidRequestError(
+                f"The prompt of request {record.request.request_id!r} was not kept over a restart; "
+                "keep_prompts in [storage] does."
             )
         if self._predictor is None:
             raise InvalidRequestError(

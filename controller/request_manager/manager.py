@@ -72,6 +72,7 @@ class RequestManager:
         send_work: gives an order to a node's link.
         send_cancel: tells a node to stop.
         on_finished: told of each answer that is complete.
+        on_closed: told of each request that has ended, however it did.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RequestManager:
         send_work: SendWork,
         send_cancel: SendCancel,
         on_finished: Callable[[RequestRecord], None] = lambda record: None,
+        on_closed: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self._batching = batching
         self._limits = limits
@@ -91,7 +93,7 @@ class RequestManager:
         self._send_work = send_work
         self._send_cancel = send_cancel
         self._on_finished = on_finished
-        self._records = RequestRecords(limits.kept_records)
+        self._records = RequestRecords(limits.kept_records, on_closed)
         self._streams: dict[RequestId, AnswerStream] = {}
         self._waiting: dict[RequestId, None] = {}
         self._window: Window | None = None
@@ -230,6 +232,10 @@ class RequestManager:
             queue_seconds=round(completion.usage.queue_seconds, 4),
             prefill_seconds=round(completion.usage.prefill_seconds, 4),
             decode_seconds=round(completion.usage.decode_seconds, 4),
+            predicted_finish_seconds=round(account.predicted_finish_seconds, 4),
+            measured_finish_seconds=round(account.measured_finish_seconds, 4),
+            predicted_prompt_tokens=round(chosen.predicted_prompt_tokens),
+            predicted_completion_tokens=round(chosen.predicted_output_tokens),
             prompt_tokens=completion.usage.prompt_tokens,
             completion_tokens=completion.usage.completion_tokens,
             energy_joules=completion.usage.energy_joules,

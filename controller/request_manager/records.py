@@ -2,6 +2,7 @@
 
 import enum
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from controller.domain.batch import BatchDecision, Placement
@@ -84,10 +85,14 @@ class RequestRecords:
 
     Args:
         kept: finished requests that stay known.
+        on_closed: told of each request once it has ended; what it is given changes no more.
     """
 
-    def __init__(self, kept: int) -> None:
+    def __init__(
+        self, kept: int, on_closed: Callable[[RequestRecord], None] = lambda record: None
+    ) -> None:
         self._kept = kept
+        self._on_closed = on_closed
         self._running: dict[RequestId, RequestRecord] = {}
         self._finished: OrderedDict[RequestId, RequestRecord] = OrderedDict()
 
@@ -123,5 +128,6 @@ class RequestRecords:
             return
         record.state, record.error = state, error
         self._finished[request_id] = record
+        self._on_closed(record)
         while len(self._finished) > self._kept:
             self._finished.popitem(last=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from controller.predictors.neighbour_index import GraphIndex
-from controller.profiler.quality_files import QualityFilesError, QualityFolder
+from controller.storage.quality_files import QualityFilesError, QualityFolder
 from controller.profiler.quality_store import InvalidRecordError, QualityRecord, prompt_digest
 
 DIMENSION = 8

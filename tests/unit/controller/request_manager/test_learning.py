@@ -18,7 +18,7 @@ from controller.errors import InvalidRequestError
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.predictors.embedding import FloatArray
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
-from controller.profiler.quality_files import QualityFolder
+from controller.storage.quality_files import QualityFolder
 from controller.request_manager.decider import Decider
 from controller.request_manager.learning import Learner
 from controller.request_manager.records import Account, RequestRecord, RequestState

@@ -1,0 +1,1 @@
+"""What the controller keeps over restarts: its seams, and their implementations."""

@@ -1,0 +1,109 @@
+"""What of a running controller is kept: asked for now and then, and once more at the end."""
+
+import asyncio
+import dataclasses
+import time
+from typing import Final
+
+import structlog
+
+from controller.fleet.sessions import FleetSessions
+from controller.ids import NodeId
+from controller.profiler.calibration import CalibrationKey, KnownCalibration
+from controller.profiler.state import ProfilerState
+from controller.request_manager.records import RequestRecord
+from controller.storage.base import ControllerStore, KnownNode
+
+log = structlog.get_logger()
+
+_NODES_SECONDS: Final = 2.0
+_CALIBRATIONS_EVERY: Final = 15
+"""Calibrations move with every completion; they are kept with every so many looks at the nodes."""
+
+
+class StateKeeper:
+    """Takes up what was kept, and keeps what changes. Belongs to the event loop."""
+
+    def __init__(
+        self, store: ControllerStore, profiler: ProfilerState, sessions: FleetSessions
+    ) -> None:
+        self._store = store
+        self._profiler = profiler
+        self._sessions = sessions
+        self._nodes: dict[NodeId, KnownNode] = {}
+        self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
+
+    async def restore(self) -> None:
+        """Take up what an earlier controller has kept; its nodes are offline until they come.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        loop = asyncio.get_running_loop()
+        remembered = await loop.run_in_executor(None, self._store.load)
+        self._profiler.remember(remembered.calibrations)
+        now = time.monotonic()
+        for node in remembered.nodes:
+            self._profiler.restore(
+                node.hello,
+                node.completed_requests,
+                node.failed_requests,
+                node.cancelled_requests,
+                now,
+            )
+            self._sessions.restore(
+                node.node_id, node.is_draining, node.instance_id, node.acked_sequence
+            )
+        self._nodes = {node.node_id: node for node in remembered.nodes}
+        self._calibrations = {one.key: one for one in remembered.calibrations}
+        if remembered.nodes or remembered.calibrations:
+            log.info(
+                "storage.restored",
+                nodes=len(remembered.nodes),
+                calibrations=len(remembered.calibrations),
+            )
+
+    def finished(self, record: RequestRecord) -> None:
+        """Keep the story of a request that has ended."""
+        self._store.save_finished(record)
+
+    async def run(self) -> None:
+        """Keep what changes, until cancelled."""
+        looks = 0
+        while True:
+            await asyncio.sleep(_NODES_SECONDS)
+            looks += 1
+            self._keep_nodes()
+            if looks % _CALIBRATIONS_EVERY == 0:
+                self._keep_calibrations()
+
+    def keep_all(self) -> None:
+        """Give everything that has changed since the last look to the store."""
+        self._keep_nodes()
+        self._keep_calibrations()
+
+    def _keep_nodes(self) -> None:
+        current: dict[NodeId, KnownNode] = {}
+        for node_id, record in self._profiler.nodes.items():
+            instance_id, acked = self._sessions.last_acked(node_id)
+            current[node_id] = KnownNode(
+                dataclasses.replace(record.hello, models=record.models),
+                self._sessions.is_draining(node_id),
+                record.completed_requests,
+                record.failed_requests,
+                record.cancelled_requests,
+                instance_id,
+                acked,
+            )
+            if self._nodes.get(node_id) != current[node_id]:
+                self._store.save_node(current[node_id])
+        for node_id in self._nodes.keys() - current.keys():
+            self._store.forget_node(node_id)
+        self._nodes = current
+
+    def _keep_calibrations(self) -> None:
+        known = {one.key: one for one in self._profiler.known_calibrations()}
+        changed = [one for key, one in known.items() if self._calibrations.get(key) != one]
+        if changed:
+            self._store.save_calibrations(changed)
+        self._calibrations = known

@@ -1,0 +1,78 @@
+"""A store that ends with the process: for tests, and for controllers that keep nothing."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from controller.ids import NodeId, RequestId
+from controller.profiler.calibration import CalibrationKey, KnownCalibration
+from controller.request_manager.records import RequestRecord
+from controller.storage.base import FinishedRow, KnownNode, Remembered, Retention, StoreState
+from controller.storage.documents import RECORD, finished_row, record_document
+
+
+class MemoryStore:
+    """Keeps everything in memory, under the same retention."""
+
+    def __init__(self, retention: Retention | None = None) -> None:
+        self._retention = retention or Retention()
+        self._nodes: dict[NodeId, KnownNode] = {}
+        self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
+        self._finished: OrderedDict[RequestId, tuple[FinishedRow, bytes]] = OrderedDict()
+
+    def load(self) -> Remembered:
+        """What has been given so far."""
+        return Remembered(
+            tuple(self._nodes[name] for name in sorted(self._nodes)),
+            tuple(self._calibrations.values()),
+        )
+
+    def save_node(self, node: KnownNode) -> None:
+        """Keep a node as it is now."""
+        self._nodes[node.node_id] = node
+
+    def forget_node(self, node_id: NodeId) -> None:
+        """Drop a node."""
+        self._nodes.pop(node_id, None)
+
+    def save_calibrations(self, calibrations: Sequence[KnownCalibration]) -> None:
+        """Keep these."""
+        self._calibrations.update({one.key: one for one in calibrations})
+
+    def save_finished(self, record: RequestRecord) -> None:
+        """Keep the story of a request that has ended."""
+        keep = self._retention.keep_prompts
+        request_id = record.request.request_id
+        self._finished.pop(request_id, None)
+        self._finished[request_id] = (
+            finished_row(record, time.time(), keep),
+            record_document(record, keep),
+        )
+        oldest = time.time() - 86_400 * self._retention.days
+        while self._finished and (
+            len(self._finished) > self._retention.max_requests
+            or next(iter(self._finished.values()))[0].finished_time < oldest
+        ):
+            self._finished.popitem(last=False)
+
+    def find(self, request_id: RequestId) -> RequestRecord | None:
+        """The story of a finished request."""
+        found = self._finished.get(request_id)
+        return None if found is None else RECORD.validate_json(found[1])
+
+    def finished(self, limit: int) -> list[FinishedRow]:
+        """The latest finished requests, newest first."""
+        return [row for row, _ in list(self._finished.values())[::-1][:limit]]
+
+    @property
+    def state(self) -> StoreState:
+        """Nothing waits."""
+        return StoreState()
+
+    def flush(self, seconds: float) -> bool:
+        """Nothing waits."""
+        return True
+
+    def close(self, seconds: float) -> bool:
+        """Nothing is lost but all of it, as promised."""
+        return True

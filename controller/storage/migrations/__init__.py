@@ -1,0 +1,1 @@
+"""The way from every earlier schema to this one, run by Alembic."""

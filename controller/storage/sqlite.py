@@ -1,0 +1,489 @@
+"""The controller's state in one SQLite file, written by one thread.
+
+Write-ahead logging lets readers go on while it writes; a commit takes what has gathered since the
+last one, so thousands of events a second are a few dozen transactions.
+"""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Final
+
+import structlog
+from sqlalchemy import Connection, Engine, create_engine, delete, event, func, select, text
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from controller.ids import NodeId, RequestId
+from controller.profiler.calibration import KnownCalibration
+from controller.request_manager.records import RequestRecord
+from controller.storage.base import (
+    FinishedRow,
+    KnownNode,
+    Remembered,
+    Retention,
+    StorageError,
+    StoreState,
+    Unkept,
+)
+from controller.storage.documents import (
+    CALIBRATION,
+    HELLO,
+    RECORD,
+    finished_row,
+    record_document,
+)
+from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS, REVISION
+
+log = structlog.get_logger()
+
+FILE_NAME: Final = "controller.db"
+
+_GATHER_SECONDS: Final = 0.05
+"""A commit costs a flush of the disk; what comes within this time shares one."""
+
+_MOST_WAITING: Final = 50_000
+"""Finished requests that wait at most while the disk takes nothing."""
+
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LAST_RETRY_SECONDS: Final = 30.0
+
+_TIDY_SECONDS: Final = 600.0
+_BUSY_MILLISECONDS: Final = 5_000
+
+_CHECK_UP_TO_BYTES: Final = 64 << 20
+"""A file of up to this size is checked whole at every start, in well under a second."""
+
+_VACUUM_PAGES: Final = 2_000
+"""Free pages that one tidying gives back to the file system."""
+
+
+class SqliteStore:
+    """`ControllerStore` over a file that one process at a time may open.
+
+    Args:
+        folder: made when absent; the file is `controller.db` in it.
+        retention: what bounds its size.
+
+    Raises:
+        StorageError: the file is damaged, of a newer version, in use, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, retention: Retention | None = None) -> None:
+        self._path = folder / FILE_NAME
+        self._retention = retention or Retention()
+        self._lock_file = _locked(folder)
+        try:
+            self._engine = open_database(self._path)
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._unkept = Unkept()
+        self._writing = 0
+        self._lost = 0
+        self._issue = ""
+        self._condition = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._write_on, name="storage", daemon=True)
+        self._thread.start()
+
+    # -- giving -----------------------------------------------------------------------------------
+
+    def save_node(self, node: KnownNode) -> None:
+        """Keep a node as it is now."""
+        with self._condition:
+            self._unkept.nodes[node.node_id] = node
+            self._condition.notify_all()
+
+    def forget_node(self, node_id: NodeId) -> None:
+        """Drop a node."""
+        with self._condition:
+            self._unkept.nodes[node_id] = None
+            self._condition.notify_all()
+
+    def save_calibrations(self, calibrations: Sequence[KnownCalibration]) -> None:
+        """Keep what is believed of these."""
+        with self._condition:
+            self._unkept.calibrations.update({one.key: one for one in calibrations})
+            self._condition.notify_all()
+
+    def save_finished(self, record: RequestRecord) -> None:
+        """Keep the story of a request that has ended."""
+        with self._condition:
+            self._unkept.finished.append(record)
+            self._drop_the_oldest()
+            self._condition.notify_all()
+
+    def _drop_the_oldest(self) -> None:
+        excess = len(self._unkept.finished) - _MOST_WAITING
+        if excess > 0:
+            del self._unkept.finished[:excess]
+            self._lost += excess
+
+    @property
+    def state(self) -> StoreState:
+        """How the keeping goes."""
+        with self._condition:
+            lost = f"; {self._lost} finished requests are lost" if self._lost else ""
+            issue = f"{self._issue}{lost}" if self._issue else ""
+            return StoreState(len(self._unkept) + self._writing, self._lost, issue)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything given is kept."""
+        with self._condition:
+            return self._condition.wait_for(
+                lambda: not len(self._unkept) and not self._writing, seconds
+            )
+
+    def close(self, seconds: float) -> bool:
+        """Keep what waits, for at most this long, and end."""
+        with self._condition:
+            if self._is_closing:
+                return True
+            self._is_closing = True
+            self._condition.notify_all()
+        self._thread.join(seconds)
+        with self._condition:
+            unkept = len(self._unkept) + self._writing
+        if unkept:
+            log.error("storage.not_kept", values=unkept, issue=self._issue)
+        else:
+            with contextlib.suppress(DBAPIError), self._engine.connect() as connection:
+                connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
+        self._engine.dispose()
+        self._lock_file.close()
+        return not unkept
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def load(self) -> Remembered:
+        """What an earlier controller has kept; a document that no longer fits is left out."""
+        with self._reading() as connection:
+            nodes = [_node(row) for row in connection.execute(select(NODES))]
+            calibrations = [
+                _document(CALIBRATION, row.document, f"calibration of {row.hardware}")
+                for row in connection.execute(
+                    select(CALIBRATIONS).order_by(CALIBRATIONS.c.saved_time)
+                )
+            ]
+        return Remembered(
+            tuple(node for node in nodes if node is not None),
+            tuple(one for one in calibrations if one is not None),
+        )
+
+    def find(self, request_id: RequestId) -> RequestRecord | None:
+        """The story of a finished request."""
+        with self._condition:
+            waiting = [r for r in self._unkept.finished if r.request.request_id == request_id]
+        if waiting:
+            return waiting[-1]
+        with self._reading() as connection:
+            document = connection.execute(
+                select(REQUESTS.c.document).where(REQUESTS.c.request_id == request_id)
+            ).scalar()
+        found: RequestRecord | None = (
+            None if document is None else _document(RECORD, document, f"request {request_id}")
+        )
+        return found
+
+    def finished(self, limit: int) -> list[FinishedRow]:
+        """The latest finished requests, newest first."""
+        columns = [column for column in REQUESTS.c if column.name not in ("number", "document")]
+        with self._reading() as connection:
+            rows = connection.execute(
+                select(*columns).order_by(REQUESTS.c.number.desc()).limit(limit)
+            )
+            return [FinishedRow(**row._mapping) for row in rows]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise StorageError(_explained(self._path, error)) from error
+
+    # -- the writer -------------------------------------------------------------------------------
+
+    def _write_on(self) -> None:
+        wait, tidied_at = _FIRST_RETRY_SECONDS, -_TIDY_SECONDS
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: len(self._unkept) or self._is_closing, 60.0)
+                is_last = self._is_closing
+            if not is_last:
+                time.sleep(_GATHER_SECONDS)
+            with self._condition:
+                taken, self._unkept = self._unkept, Unkept()
+                self._writing = len(taken)
+            try:
+                if len(taken):
+                    self._write(taken)
+                if not is_last and time.monotonic() - tidied_at > _TIDY_SECONDS:
+                    self._tidy()
+                    tidied_at = time.monotonic()
+            except Exception as error:
+                # Whatever it was, the values are still here; only their growth is bounded.
+                self._failed(taken, error)
+                if is_last:
+                    return
+                with self._condition:
+                    self._condition.wait_for(lambda: self._is_closing, wait)
+                wait = min(2.0 * wait, _LAST_RETRY_SECONDS)
+                continue
+            wait = _FIRST_RETRY_SECONDS
+            with self._condition:
+                self._writing = 0
+                if self._issue:
+                    log.info("storage.mended", issue=self._issue)
+                    self._issue = ""
+                self._condition.notify_all()
+                if is_last and not len(self._unkept):
+                    return
+
+    def _failed(self, taken: Unkept, error: Exception) -> None:
+        issue = (
+            _explained(self._path, error)
+            if isinstance(error, DBAPIError)
+            else f"{self._path}: {type(error).__name__}: {error}"
+        )
+        if not isinstance(error, DBAPIError):
+            log.exception("storage.failed")
+        with self._condition:
+            self._unkept.prepend(taken)
+            self._drop_the_oldest()
+            self._writing = 0
+            if issue != self._issue:
+                log.error("storage.not_written", issue=issue, waiting=len(self._unkept))
+            self._issue = issue
+
+    def _write(self, taken: Unkept) -> None:
+        now = time.time()
+        keep = self._retention.keep_prompts
+        kept = [node for node in taken.nodes.values() if node is not None]
+        gone = [node_id for node_id, node in taken.nodes.items() if node is None]
+        with self._engine.begin() as connection:
+            if gone:
+                connection.execute(delete(NODES).where(NODES.c.node_id.in_(gone)))
+            if kept:
+                _put(connection, NODES, [_node_row(node, now) for node in kept])
+            if taken.calibrations:
+                rows = [_calibration_row(one, now) for one in taken.calibrations.values()]
+                _put(connection, CALIBRATIONS, rows)
+            if taken.finished:
+                latest = {record.request.request_id: record for record in taken.finished}
+                connection.execute(
+                    insert(REQUESTS).prefix_with("OR REPLACE"),
+                    [
+                        {
+                            **asdict(finished_row(record, now, keep)),
+                            "document": record_document(record, keep),
+                        }
+                        for record in latest.values()
+                    ],
+                )
+
+    def _tidy(self) -> None:
+        """Drop what the retention no longer allows, oldest first."""
+        retention = self._retention
+        with self._engine.begin() as connection:
+            oldest = time.time() - 86_400 * retention.days
+            connection.execute(delete(REQUESTS).where(REQUESTS.c.finished_time < oldest))
+            count = connection.execute(select(func.count()).select_from(REQUESTS)).scalar_one()
+            excess = count - retention.max_requests
+            pages, free, size = (
+                connection.execute(text(f"PRAGMA {name}")).scalar_one()
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+            used = (pages - free) * size
+            if used > retention.max_bytes and count:
+                excess = max(excess, int(count * (1.0 - 0.9 * retention.max_bytes / used)) + 1)
+            if excess > 0:
+                doomed = select(REQUESTS.c.number).order_by(REQUESTS.c.number).limit(excess)
+                connection.execute(delete(REQUESTS).where(REQUESTS.c.number.in_(doomed)))
+            if not retention.keep_prompts:
+                connection.execute(
+                    REQUESTS.update().where(REQUESTS.c.prompt.is_not(None)).values(prompt=None)
+                )
+        with self._engine.connect() as connection:
+            connection.execute(text(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")).all()
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def open_database(path: Path) -> Engine:
+    """The database, made or brought up to this version.
+
+    Raises:
+        StorageError: it is damaged, newer than this code, or cannot be written.
+    """
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=NullPool,  # a connection is cheap, and belongs to one thread
+        connect_args={"timeout": _BUSY_MILLISECONDS / 1e3},
+    )
+    event.listen(engine, "connect", _configure)
+    try:
+        with engine.connect() as connection:
+            if path.stat().st_size <= _CHECK_UP_TO_BYTES:
+                complaint = connection.execute(text("PRAGMA quick_check(1)")).scalar()
+                if complaint != "ok":
+                    raise _damaged(path, str(complaint))
+            _migrate(connection, path)
+            # A file that cannot be written is told now, not when the first value comes.
+            connection.execute(text("PRAGMA user_version = 1"))
+            connection.commit()
+    except DBAPIError as error:
+        raise StorageError(_explained(path, error)) from error
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    return engine
+
+
+def _configure(connection: sqlite3.Connection, _record: object) -> None:
+    cursor = connection.cursor()
+    # Before the first table, or it has no effect.
+    cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # With WAL this loses at most the last commits when the power fails, never the file.
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+    cursor.close()
+
+
+def _migrate(connection: Connection, path: Path) -> None:
+    found = connection.execute(
+        text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'")
+    ).scalar()
+    revision = None
+    if found is not None:
+        revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision == REVISION:
+        return
+    # Imported here, since it takes a third of a second and is needed once.
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    if revision is not None:
+        try:
+            ScriptDirectory.from_config(config).get_revision(revision)
+        except CommandError as error:
+            raise StorageError(
+                f"{path} was written by a newer version of Pointsman (schema {revision}, this one "
+                f"knows {REVISION}); update the controller, or name another data-dir"
+            ) from error
+    command.upgrade(config, REVISION)
+    connection.commit()
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "controller.lock").open("ab")
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: {error.strerror or error}; make it writable for the controller's user, or "
+            "name another data-dir"
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise StorageError(
+            f"{folder} is in use by another controller; stop it, or name another data-dir"
+        ) from None
+    return file
+
+
+def _damaged(path: Path, complaint: str) -> StorageError:
+    return StorageError(
+        f"{path} is damaged ({complaint}); run `edge-controller storage repair`, which sets it "
+        "aside and takes over what can still be read"
+    )
+
+
+def _explained(path: Path, error: DBAPIError) -> str:
+    code = getattr(error.orig, "sqlite_errorname", "")
+    words = str(error.orig)
+    if code.startswith("SQLITE_FULL") or "disk is full" in words:
+        return f"disk_full: {path} cannot grow; free space there"
+    if code.startswith("SQLITE_READONLY") or "readonly" in words:
+        return f"{path} is read-only; make it writable for the controller's user"
+    if code.startswith("SQLITE_CANTOPEN") or "unable to open" in words:
+        return f"{path} cannot be opened; look at the permissions of its folder"
+    if code.startswith("SQLITE_BUSY") or "locked" in words:
+        return f"{path} is locked by another program; end it"
+    if code.startswith("SQLITE_IOERR"):
+        return f"{path}: the disk fails ({words}); look at it, and at the free space"
+    if isinstance(error, OperationalError) and not code.startswith("SQLITE_CORRUPT"):
+        return f"{path}: {words}"
+    return str(_damaged(path, words)) if isinstance(error, DatabaseError) else f"{path}: {words}"
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _put(connection: Connection, table: Any, rows: list[dict[str, object]]) -> None:
+    connection.execute(insert(table).prefix_with("OR REPLACE"), rows)
+
+
+def _node_row(node: KnownNode, now: float) -> dict[str, object]:
+    return {
+        "node_id": node.node_id,
+        "hello": HELLO.dump_json(node.hello).decode(),
+        "is_draining": int(node.is_draining),
+        "completed_requests": node.completed_requests,
+        "failed_requests": node.failed_requests,
+        "cancelled_requests": node.cancelled_requests,
+        "instance_id": node.instance_id,
+        "acked_sequence": node.acked_sequence,
+        "saved_time": now,
+    }
+
+
+def _node(row: Any) -> KnownNode | None:
+    hello = _document(HELLO, row.hello, f"node {row.node_id}")
+    if hello is None:
+        return None
+    return KnownNode(
+        hello,
+        bool(row.is_draining),
+        row.completed_requests,
+        row.failed_requests,
+        row.cancelled_requests,
+        row.instance_id,
+        row.acked_sequence,
+    )
+
+
+def _calibration_row(one: KnownCalibration, now: float) -> dict[str, object]:
+    return {
+        "hardware": one.key.hardware,
+        "digest": one.key.digest,
+        "engine_version": one.key.engine_version,
+        "power_mode": one.key.power_mode,
+        "document": CALIBRATION.dump_json(one).decode(),
+        "saved_time": now,
+    }
+
+
+def _document(adapter: Any, document: str | bytes, what: str) -> Any:
+    try:
+        return adapter.validate_json(document)
+    except ValueError as error:
+        # A later version's value, or a bit that fell: the rest is still good.
+        log.error("storage.unreadable", what=what, error=str(error).splitlines()[0])
+        return None
