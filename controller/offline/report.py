@@ -1,4 +1,4 @@
-"""What a run shows: how well completion times were predicted, and how good each model is at what."""
+"""What a run shows: how well finishes were predicted, and how good each model is at what."""
 
 import math
 from collections import defaultdict
