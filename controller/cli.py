@@ -7,6 +7,7 @@ from controller.commands.calibrate import calibrate
 from controller.commands.demonstration import demo
 from controller.commands.models import models
 from controller.commands.operation import nodes, policy
+from controller.commands.profile import profile
 from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
 from controller.commands.serve import serve
@@ -28,6 +29,7 @@ for _command in (
     models,
     calibrate,
     policy,
+    profile,
     embedding,
     problem,
     solve,
