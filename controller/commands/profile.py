@@ -456,7 +456,7 @@ def export(folder: Path, format: Any, out: Path | None, as_json: bool) -> None:
         MeasurementsError,
         write_measurements,
     )
-    from controller.offline.summary import all_entries
+    from controller.offline.summary import all_entries, run_folders
 
     path = out or folder / f"measurements.{format}"
     failures: list[Failure] = []
@@ -469,6 +469,7 @@ def export(folder: Path, format: Any, out: Path | None, as_json: bool) -> None:
                 failures.append(entry)
 
     try:
+        run_folders(folder)  # before anything is written
         count = write_measurements(path, rows(), format)
         failures_path = _write_failures(path.with_name("failures.csv"), failures)
     except (JournalError, MeasurementsError) as error:
