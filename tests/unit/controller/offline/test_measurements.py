@@ -17,14 +17,7 @@ from controller.offline.measurements import (
     read_measurements,
     write_measurements,
 )
-
-
-def measurement(**changes: Any) -> Measurement:
-    """A row in which every optional column is known."""
-    by_type = {str: "text", int: 3, float: 0.1, bool: True}
-    values: dict[str, Any] = {column.name: by_type[column.type] for column in COLUMNS}
-    return Measurement(**{**values, **changes})
-
+from tests.unit.controller.offline.rows import measurement
 
 UNKNOWN = {column.name: None for column in COLUMNS if column.is_optional}
 
