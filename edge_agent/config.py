@@ -97,6 +97,8 @@ class RemoteSettings:
         quantisation: quantisation that routing derives the expected quality from.
         is_base_model: not tuned to follow instructions; chats are refused.
         supports_raw_prompts: false when the server has no /v1/completions; raw prompts are refused.
+        supports_response_format: false when the server ignores response_format; requests for a
+            format are refused then.
         omit_parameters: request parameters that the server refuses, such as ["top_k"].
         first_token_seconds: an answer that has not begun after so long is given up.
         calibrate: false sends no requests to measure its speed; nor does a model with a price.
@@ -115,6 +117,7 @@ class RemoteSettings:
     quantisation: str = "F16"
     is_base_model: bool = False
     supports_raw_prompts: bool = True
+    supports_response_format: bool = True
     omit_parameters: tuple[str, ...] = ()
     first_token_seconds: float = 300.0
     calibrate: bool = True

@@ -10,17 +10,14 @@ httpx is imported by `load`, so an agent without remote models never pays for it
 """
 
 import asyncio
-import codecs
 import contextlib
 import functools
 import json
-import math
 import os
 import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -33,33 +30,42 @@ from edge_agent.engine.base import (
     GenerationEvent,
     GenerationRequest,
     LoadedModel,
-    Message,
     PromptProgress,
     RejectedError,
     RejectionKind,
-    Sampling,
     SlowReaderError,
     StopReason,
-    TextChunk,
 )
 from edge_agent.engine.event_stream import EventStream
+from edge_agent.engine.openai_answer import AnswerStream
 from edge_agent.engine.openai_endpoint import (
     Listing,
     RemoteError,
     RemoteIssue,
     connection_failed,
-    endpoint_failure,
     error_object,
     look,
     new_client,
-    positive_or_none,
     read_api_key,
     read_body,
-    retry_after_seconds,
 )
+from edge_agent.engine.openai_refusals import (
+    Asked,
+    NoCompletionsError,
+    ParameterRefusedError,
+    TooBusyError,
+    meaning_of_error_frame,
+    meaning_of_response,
+    shown_words,
+)
+from edge_agent.engine.openai_request import RequestWriter
+from edge_agent.engine.openai_settings import DEFAULT_CONTEXT_TOKENS, OpenAiSettings, Rates
+from edge_agent.engine.openai_trial import TRIAL_TEXT, MeasuredView, trial_rates, trial_request
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
+
+__all__ = ["MeasuredView", "OpenAiEngine", "OpenAiSettings", "Rates"]
 
 if TYPE_CHECKING:
     import httpx
@@ -68,130 +74,18 @@ log = structlog.get_logger()
 
 Json = dict[str, Any]
 
-DEFAULT_CONTEXT_TOKENS: Final = 4096
-_DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
-_TOKENS_PER_MESSAGE: Final = 5
 _USAGE_SECONDS: Final = 2.0
 """How long the usage may come after the finish reason."""
 _TAIL_SECONDS: Final = 0.05
 """How long the end of the body may come after [DONE]; then the connection is not used again."""
 _PROGRESS_SECONDS: Final = 1.0
-_LONGEST_PAUSE_SECONDS: Final = 60.0
-_LEAST_SECONDS: Final = 1e-6
 _MAX_ERROR_BYTES: Final = 65_536
-_MAX_WORDS: Final = 300
-_TRIAL_ANSWER_TOKENS: Final = 32
-_TRIAL_TEXT: Final = (
-    "The market opens at six, when the first boats come in. By eight the fish is sold, and the"
-    " square belongs to bread, cheese, apples and whatever the season has to give. Old people"
-    " come early because they sleep badly; young people come late because they sleep well. In"
-    " winter a woman sells soup from a black pot, and in summer her son sells ice. Nobody has ever"
-    " written down who may stand where, yet everybody knows. When it rains, the stalls move under"
-    " the arcade of the town hall, and the clerks upstairs complain about the smell of onions. At"
-    " noon the bell rings, the carts are loaded again, and a boy with a broom walks from one end of"
-    " the square to the other. Tell me more about the people of this town."
-)
-
-_FINISH_REASONS: Final[Mapping[str, StopReason]] = {
-    "stop": StopReason.STOP,
-    "eos": StopReason.STOP,
-    "eos_token": StopReason.STOP,
-    "stop_sequence": StopReason.STOP,
-    "end_turn": StopReason.STOP,
-    "length": StopReason.LENGTH,
-    "max_tokens": StopReason.LENGTH,
-}
-_CONTEXT_CODES: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-_UNSUPPORTED_CODES: Final = frozenset(
-    {"unsupported_parameter", "unknown_parameter", "unrecognized_parameter", "unsupported_value"}
-)
-_OPTIONAL_PARAMETERS: Final = frozenset(
-    {"temperature", "top_p", "top_k", "seed", "stop", "stream_options"}
-)
-
-
 _NEEDS_CHANGE: Final = frozenset({RemoteIssue.KEY_REFUSED, RemoteIssue.QUOTA_EXHAUSTED})
 """Issues that an endpoint's list of models does not show to be gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How fast an endpoint is, tokens per second; None is not known.
-
-    Attributes:
-        prefill: prompt tokens read.
-        decode: of one answer alone.
-        saturated_decode: of all slots together.
-    """
-
-    prefill: float | None = None
-    decode: float | None = None
-    saturated_decode: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAiSettings:
-    """Where an endpoint is and how it is used.
-
-    Attributes:
-        base_url: up to and with /v1.
-        model: its name there; empty takes the only one there is.
-        slots: answers asked for at once, at least 1.
-        context_tokens: 0 takes what the server says, else DEFAULT_CONTEXT_TOKENS.
-        api_key_file: read anew for each request; goes before `api_key_env`.
-        has_chat_template: False refuses chats.
-        supports_raw_prompts: False refuses raw prompts.
-        omit_parameters: request parameters that are never sent.
-        first_token_seconds: from asking to the first token.
-        is_measured: False when no requests may be sent only to measure its speed.
-        declared: rates that are known beforehand.
-    """
-
-    base_url: str
-    model: str = ""
-    slots: int = 4
-    context_tokens: int = 0
-    api_key_file: str = ""
-    api_key_env: str = ""
-    has_chat_template: bool = True
-    supports_raw_prompts: bool = True
-    omit_parameters: tuple[str, ...] = ()
-    first_token_seconds: float = 300.0
-    is_measured: bool = True
-    declared: Rates = Rates()
-
-
 class _StaleConnectionError(Exception):
     """The server had closed the connection that a request went out on."""
-
-
-class _ParameterRefused(Exception):
-    """The server does not know a parameter that it can do without."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    request: GenerationRequest
-    buffer: StreamBuffer
-    text: AnswerText
-    submitted_at: float
-    max_tokens: int
-    is_shortened: bool = False
-    is_repeated: bool = False
-    has_response: bool = False
-    task: "asyncio.Task[None] | None" = None
-    started_at: float | None = None
-    answered_at: float | None = None
-    has_shown_text: bool = False
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    pieces: int = 0
-    untold_pieces: int = 0
-    finish: StopReason | None = None
-    work_seconds: float = 0.0
-    joiner: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-16-le")(errors="replace")
-    )
 
 
 class OpenAiEngine:
@@ -243,12 +137,9 @@ class OpenAiEngine:
         self._base_url = settings.base_url.rstrip("/")
         self._client: httpx.AsyncClient | None = None
         self._model: LoadedModel | None = None
-        self._model_name = settings.model
+        self._writer = RequestWriter(settings)
         self._trial_rates = Rates()
-        self._characters_per_token: float | None = None
         self._takes_raw_prompts = settings.supports_raw_prompts
-        self._omitted = set(settings.omit_parameters)
-        self._token_limit_name = "max_tokens"
         self._counts_pieces = False
         self._failure: RemoteError | None = None
         self._refused_key: str | None = None
@@ -256,9 +147,9 @@ class OpenAiEngine:
         self._paused_until = 0.0
         self._recovery: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._streams: dict[str, _Stream] = {}
-        self._waiting: deque[_Stream] = deque()
-        self._active: list[_Stream] = []
+        self._streams: dict[str, AnswerStream] = {}
+        self._waiting: deque[AnswerStream] = deque()
+        self._active: list[AnswerStream] = []
         self._busy_seconds = 0.0
         self._accounted_at = 0.0
 
@@ -285,7 +176,7 @@ class OpenAiEngine:
         is_loaded = False
         try:
             listing = await self._look()
-            self._model_name = listing.model
+            self._writer.model, self._writer.server = listing.model, listing.server
             if None in _values(self.settings.declared):
                 await self._try_out()
             is_loaded = True
@@ -305,12 +196,14 @@ class OpenAiEngine:
             slots=self.settings.slots,
             has_chat_template=self.settings.has_chat_template,
             template_issue=None,
-            description=f"{self._model_name} at {self._base_url}",
+            description=f"{self._writer.model} at {self._base_url}",
             parameters=None,
-            characters_per_token=self._characters_per_token,
+            characters_per_token=self._writer.characters_per_token,
             engine_version="openai-compatible",
             resident_bytes=None,
+            supports_response_format=self.settings.supports_response_format,
         )
+        self._writer.context_tokens = self._model.context_tokens
         return self._model
 
     @property
@@ -413,7 +306,7 @@ class OpenAiEngine:
         error.kind = self._failure.kind
         return error
 
-    def _submit(self, request: GenerationRequest) -> _Stream:
+    def _submit(self, request: GenerationRequest) -> AnswerStream:
         check_request(request)
         if request.key in self._streams:
             raise RejectedError(
@@ -421,18 +314,25 @@ class OpenAiEngine:
             )
         if isinstance(request.prompt, str):
             if not self._takes_raw_prompts:
-                raise _raw_prompt_rejected()
+                raise NoCompletionsError
         elif not self.settings.has_chat_template:
             raise RejectedError(
                 RejectionKind.NO_CHAT_TEMPLATE, "This is a base model; send a raw prompt."
             )
+        if request.response_format is not None:
+            if not self.settings.supports_response_format:
+                raise RejectedError(
+                    RejectionKind.INVALID_REQUEST,
+                    "This endpoint keeps no response format; ask for free text.",
+                )
+            self._writer.check_format(request)
         if time.monotonic() < self._paused_until:
-            raise _too_busy()
+            raise _left_alone()
         if len(self._waiting) + len(self._active) >= self.settings.slots + self._max_queued:
             raise RejectedError(
                 RejectionKind.QUEUE_FULL, f"{self._max_queued} requests are waiting already."
             )
-        stream = _Stream(
+        stream = AnswerStream(
             request,
             StreamBuffer(self._max_unread_characters),
             AnswerText(request.sampling.stop),
@@ -450,24 +350,26 @@ class OpenAiEngine:
             self._account()
             self._active.append(stream)
             stream.started_at = time.monotonic()
-            stream.buffer.put(PromptProgress(0, self._estimated_prompt_tokens(stream.request)))
+            stream.buffer.put(
+                PromptProgress(0, self._writer.estimated_prompt_tokens(stream.request))
+            )
             stream.task = asyncio.create_task(
                 self._run(stream), name=f"remote-{stream.request.key}"
             )
             # Not in `_run`: a task that is cancelled before its first step runs nothing at all.
             stream.task.add_done_callback(functools.partial(self._leave_after, stream))
 
-    def _leave(self, stream: _Stream) -> None:
+    def _leave(self, stream: AnswerStream) -> None:
         if stream in self._active:
             self._account()
             self._active.remove(stream)
             if not self._is_closed:
                 self._start_waiting()
 
-    def _leave_after(self, stream: _Stream, _: "asyncio.Task[None]") -> None:
+    def _leave_after(self, stream: AnswerStream, _: "asyncio.Task[None]") -> None:
         self._leave(stream)
 
-    async def _run(self, stream: _Stream) -> None:
+    async def _run(self, stream: AnswerStream) -> None:
         """Have one request answered; its slot is free when this has ended."""
         ticker = asyncio.create_task(self._tell_progress(stream), name="remote-progress")
         reason = StopReason.CANCELLED
@@ -492,7 +394,7 @@ class OpenAiEngine:
         self._leave(stream)
         self._end(stream, reason)
 
-    def _end(self, stream: _Stream, reason: StopReason) -> None:
+    def _end(self, stream: AnswerStream, reason: StopReason) -> None:
         """The only way out of the engine for a request; the second call does nothing."""
         if self._streams.get(stream.request.key) is not stream:
             return
@@ -506,7 +408,9 @@ class OpenAiEngine:
         if stream.started_at is None:
             prompt_tokens = stream.prompt_tokens or 0
         else:
-            prompt_tokens = stream.prompt_tokens or self._estimated_prompt_tokens(stream.request)
+            prompt_tokens = stream.prompt_tokens or self._writer.estimated_prompt_tokens(
+                stream.request
+            )
         stream.buffer.put(
             Finished(
                 reason=reason,
@@ -533,9 +437,9 @@ class OpenAiEngine:
                 stream.work_seconds += seconds / len(self._active)
         self._accounted_at = now
 
-    async def _tell_progress(self, stream: _Stream) -> None:
+    async def _tell_progress(self, stream: AnswerStream) -> None:
         """Show that a prompt is being read, or an answer thought about, until there is text."""
-        total = self._estimated_prompt_tokens(stream.request)
+        total = self._writer.estimated_prompt_tokens(stream.request)
         while not stream.has_shown_text:
             await asyncio.sleep(_PROGRESS_SECONDS)
             if not stream.has_shown_text:
@@ -544,23 +448,25 @@ class OpenAiEngine:
 
     # -- one answer -----------------------------------------------------------------------------
 
-    async def _converse(self, stream: _Stream) -> StopReason:
+    async def _converse(self, stream: AnswerStream) -> StopReason:
         """Ask until the endpoint takes the request; nothing has been generated before."""
         while True:
             try:
                 return await self._ask(stream)
             except _StaleConnectionError:
                 stream.is_repeated = True
-            except _ParameterRefused as refused:
+            except ParameterRefusedError as refused:
                 log.warning("remote.parameter_refused", parameter=str(refused))
             except RejectedError as error:
-                shorter = self._shorter_limit(stream)
+                shorter = None
+                if not stream.is_shortened:
+                    shorter = self._writer.shorter_limit(stream.request, stream.max_tokens)
                 if error.kind is not RejectionKind.CONTEXT_EXCEEDED or shorter is None:
                     raise
                 stream.max_tokens = shorter
                 stream.is_shortened = True
 
-    async def _ask(self, stream: _Stream) -> StopReason:
+    async def _ask(self, stream: AnswerStream) -> StopReason:
         import httpx
 
         path = "/completions" if isinstance(stream.request.prompt, str) else "/chat/completions"
@@ -570,12 +476,12 @@ class OpenAiEngine:
                 async with self._http.stream(
                     "POST",
                     self._base_url + path,
-                    content=self._body(stream),
+                    content=self._writer.body(stream.request, stream.max_tokens),
                     headers={**self._headers(), "Content-Type": "application/json"},
                 ) as response:
                     stream.has_response = True
                     if response.status_code != 200:
-                        raise await self._refusal(response, stream)
+                        raise await self._refused(response, stream)
                     return await self._read_answer(response, stream, scope)
         except httpx.HTTPError as error:
             if stream.finish is not None:
@@ -596,7 +502,7 @@ class OpenAiEngine:
         )
 
     async def _read_answer(
-        self, response: "httpx.Response", stream: _Stream, scope: anyio.CancelScope
+        self, response: "httpx.Response", stream: AnswerStream, scope: anyio.CancelScope
     ) -> StopReason:
         """Take in the events of an answer.
 
@@ -635,52 +541,48 @@ class OpenAiEngine:
                 scope.deadline = anyio.current_time() + _TAIL_SECONDS
         return self._finish(stream)
 
-    def _take(self, stream: _Stream, chunk: Json) -> None:
+    def _take(self, stream: AnswerStream, chunk: Json) -> None:
         """One event of an answer."""
         if chunk.get("error"):
-            raise self._error_frame(stream, chunk["error"])
-        usage = chunk.get("usage") or {}
-        if positive_or_none(usage.get("prompt_tokens")) is not None:
-            stream.prompt_tokens = usage["prompt_tokens"]
-            stream.completion_tokens = positive_or_none(usage.get("completion_tokens")) or 0
-        for choice in (chunk.get("choices") or ())[:1]:
-            delta = choice.get("delta") or {}
-            text = choice.get("text") or delta.get("content") or ""
-            # Thoughts are decoded like everything else, but they are not the answer.
-            thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            if text or thought:
-                self._take_text(stream, text)
-            reason = choice.get("finish_reason")
-            if reason:
-                stream.finish = _finish_reason(reason)
+            error = chunk["error"]
+            message = error.get("message") if isinstance(error, dict) else error
+            words = shown_words(message, self._key())
+            raise meaning_of_error_frame(error, words, stream.answered_at is not None)
+        stream.take(chunk, self._writer.estimated_prompt_tokens(stream.request))
 
-    def _take_text(self, stream: _Stream, text: str) -> None:
-        if stream.answered_at is None:
-            stream.answered_at = time.monotonic()
-            read = stream.prompt_tokens or self._estimated_prompt_tokens(stream.request)
-            self._put(stream, PromptProgress(read, read))
-        stream.pieces += 1
-        stream.untold_pieces += 1
-        # The halves of a surrogate pair may come in two pieces, each escaped by itself (S10).
-        whole = stream.joiner.decode(text.encode("utf-16-le", "surrogatepass"))
-        self._show(stream, stream.text.feed(whole.encode("utf-8", "replace")))
+    async def _refused(
+        self, response: "httpx.Response", stream: AnswerStream
+    ) -> RemoteError | RejectedError | ParameterRefusedError:
+        """What a response that is no answer means; what it tells of the endpoint is kept."""
+        error = error_object(await read_body(response, _MAX_ERROR_BYTES))
+        asked = Asked(
+            self._base_url,
+            self.settings.key_source,
+            isinstance(stream.request.prompt, str),
+            self._writer.fits(stream.request, stream.max_tokens),
+            self._writer.can_do_without,
+        )
+        meaning = meaning_of_response(
+            response.status_code,
+            error,
+            shown_words(error.get("message"), self._key()),
+            response.headers.get("retry-after"),
+            asked,
+        )
+        if isinstance(meaning, NoCompletionsError):
+            self._takes_raw_prompts = False
+        if isinstance(meaning, TooBusyError) and meaning.pause_seconds is not None:
+            self._pause(meaning.pause_seconds)
+        return meaning
 
-    def _show(self, stream: _Stream, text: str) -> None:
-        if text:
-            stream.has_shown_text = True
-            tokens, stream.untold_pieces = stream.untold_pieces, 0
-            self._put(stream, TextChunk(text, tokens))
-
-    def _put(self, stream: _Stream, event: GenerationEvent) -> None:
-        if not stream.buffer.put(event):
-            raise SlowReaderError
-
-    def _finish(self, stream: _Stream) -> StopReason:
+    def _finish(self, stream: AnswerStream) -> StopReason:
         """Why a stream that is over ended; never an invented stop (S5)."""
         if stream.text.is_stopped:
             return StopReason.STOP  # by a stop string that the server does not look for
         if stream.finish is None:
-            if stream.answered_at is None and not self._fits(stream):
+            if stream.answered_at is None and not self._writer.fits(
+                stream.request, stream.max_tokens
+            ):
                 # llama-cpp-python's server has sent its status by the time it finds out.
                 raise RejectedError(
                     RejectionKind.CONTEXT_EXCEEDED,
@@ -691,68 +593,16 @@ class OpenAiEngine:
             raise RemoteError(
                 RemoteIssue.FAILED, "The endpoint ended the answer without a reason.", is_down=False
             )
-        self._show(stream, stream.text.finish())
+        stream.close_text()
         self._learn(stream)
         return stream.finish
 
-    def _learn(self, stream: _Stream) -> None:
+    def _learn(self, stream: AnswerStream) -> None:
         """Keep what an answer tells about the endpoint's counting."""
         counts_pieces = stream.completion_tokens is None
         if counts_pieces and not self._counts_pieces:
             log.warning("remote.usage_absent", base_url=self._base_url)
         self._counts_pieces = counts_pieces
-
-    def _body(self, stream: _Stream) -> bytes:
-        prompt, sampling = stream.request.prompt, stream.request.sampling
-        body: Json = {
-            "model": self._model_name,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            self._token_limit_name: stream.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-        }
-        if isinstance(prompt, str):
-            body["prompt"] = prompt
-        else:
-            body["messages"] = [{"role": m.role, "content": m.content} for m in prompt]
-        if sampling.seed is not None:
-            # OpenAI's seeds are signed; these are the same 64 bits.
-            seed = sampling.seed
-            body["seed"] = seed - 2**64 if seed >= 2**63 else seed
-        if sampling.stop:
-            body["stop"] = list(sampling.stop)
-        for name in self._omitted:
-            body.pop(name, None)
-        return json.dumps(body, ensure_ascii=False).encode("utf-8")
-
-    def _estimated_prompt_tokens(self, request: GenerationRequest, caution: float = 1.0) -> int:
-        """A prompt's tokens by its characters; with more caution rather more."""
-        per_token = (self._characters_per_token or _DEFAULT_CHARACTERS_PER_TOKEN) / caution
-        if isinstance(request.prompt, str):
-            return max(1, math.ceil(len(request.prompt) / per_token))
-        characters = sum(len(message.content) for message in request.prompt)
-        extra = _TOKENS_PER_MESSAGE * len(request.prompt)
-        return max(1, math.ceil(characters / per_token + extra * caution))
-
-    def _fits(self, stream: _Stream) -> bool:
-        """Whether a prompt and its longest answer fit the context, by a careful estimate."""
-        if self._model is None:
-            return True
-        asked = self._estimated_prompt_tokens(stream.request, 1.25) + stream.max_tokens
-        return asked <= self._model.context_tokens
-
-    def _shorter_limit(self, stream: _Stream) -> int | None:
-        """An answer length that leaves room for the prompt; None when there is none to try.
-
-        vLLM and some clouds refuse a request whose prompt fits but whose longest possible answer
-        does not; our contract says that such an answer ends at the end of the context.
-        """
-        if stream.is_shortened or self._model is None:
-            return None
-        room = self._model.context_tokens - self._estimated_prompt_tokens(stream.request, 1.25)
-        return room if 0 < room < stream.max_tokens else None
 
     # -- the endpoint ---------------------------------------------------------------------------
 
@@ -766,28 +616,18 @@ class OpenAiEngine:
                 RemoteIssue.MISCONFIGURED,
                 f"{self._base_url} answers neither chats nor raw prompts.",
             )
-        reading = max(finished.prefill_seconds, _LEAST_SECONDS)
-        whole = max(reading + finished.decode_seconds, _LEAST_SECONDS)
         if not self._counts_pieces:
-            self._characters_per_token = len(_TRIAL_TEXT) / max(finished.prompt_tokens, 1)
-        tokens = finished.completion_tokens
-        if tokens == 0:
+            self._writer.characters_per_token = len(TRIAL_TEXT) / max(finished.prompt_tokens, 1)
+        if finished.completion_tokens == 0:
             raise RemoteError(
-                RemoteIssue.FAILED, f"{self._model_name} answered a trial request with nothing."
+                RemoteIssue.FAILED, f"{self._writer.model} answered a trial request with nothing."
             )
-        # The first token belongs to the prompt; an answer in one piece shows only the whole time.
-        decode = (tokens - 1) / max(finished.decode_seconds, _LEAST_SECONDS)
-        in_pieces = tokens > 1 and finished.decode_seconds > 0.05 * whole
-        self._trial_rates = Rates(
-            finished.prompt_tokens / reading, decode if in_pieces else tokens / whole
-        )
+        self._trial_rates = trial_rates(finished)
 
     async def _trial(self, is_raw: bool) -> Finished | None:
         """The account of a trial request; None when the endpoint takes no such prompt."""
-        prompt = _TRIAL_TEXT if is_raw else (Message("user", _TRIAL_TEXT),)
-        request = GenerationRequest("trial", prompt, Sampling(_TRIAL_ANSWER_TOKENS, 0.0))
         try:
-            async with contextlib.aclosing(self._generate(request)) as events:
+            async with contextlib.aclosing(self._generate(trial_request(is_raw))) as events:
                 async for event in events:
                     if isinstance(event, Finished):
                         return event
@@ -812,6 +652,12 @@ class OpenAiEngine:
         key = read_api_key(self.settings.api_key_file, self.settings.api_key_env, self._environ)
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
+    def _key(self) -> str:
+        """The API key, to be kept out of what is shown; "" when there is none to be read."""
+        with contextlib.suppress(RemoteError):
+            return self._headers().get("Authorization", "").removeprefix("Bearer ")
+        return ""
+
     def _go_down(self, error: RemoteError) -> None:
         """The endpoint cannot be used now: what waits is given back, and it is watched."""
         if self._model is None or self._is_closed:
@@ -832,7 +678,7 @@ class OpenAiEngine:
         """Ask for nothing for a while; what waits here may be answered elsewhere meanwhile."""
         self._paused_until = time.monotonic() + seconds
         for stream in list(self._waiting):
-            stream.buffer.fail(_too_busy())
+            stream.buffer.fail(_left_alone())
             self._end(stream, StopReason.CANCELLED)
 
     async def _recover(self) -> None:
@@ -858,167 +704,8 @@ class OpenAiEngine:
                 log.info("remote.came_back", base_url=self._base_url)
                 return
 
-    async def _refusal(
-        self, response: "httpx.Response", stream: _Stream
-    ) -> RemoteError | RejectedError | _ParameterRefused:
-        """What a response that is no answer means."""
-        status = response.status_code
-        body = await read_body(response, _MAX_ERROR_BYTES)
-        error = error_object(body)
-        words = self._words(error.get("message"))
-        code, kind = error.get("code"), error.get("type")
-        is_raw = isinstance(stream.request.prompt, str)
-        if status in (404, 405, 501) and is_raw and (not error or code == "not_found"):
-            self._takes_raw_prompts = False
-            return _raw_prompt_rejected()
-        failure = endpoint_failure(
-            status,
-            code,
-            f"{self._base_url}{words and ' says' + words}",
-            self.settings.api_key_file or self.settings.api_key_env,
-        )
-        if failure is not None:
-            return failure
-        if status in (429, 503):
-            pause = retry_after_seconds(response.headers.get("retry-after"))
-            if status == 503 and pause is None:
-                return RemoteError(
-                    RemoteIssue.UNREACHABLE, f"{self._base_url} is not available now{words}."
-                )
-            if pause is not None:
-                self._pause(min(pause, _LONGEST_PAUSE_SECONDS))
-            return RejectedError(
-                RejectionKind.QUEUE_FULL, f"The endpoint has too many requests{words}."
-            )
-        if status >= 500 or status == 408:
-            return RemoteError(
-                RemoteIssue.FAILED,
-                f"The endpoint failed with HTTP status {status}{words}.",
-                is_down=status in (502, 504),
-            )
-        if self._can_do_without(error.get("param"), code):
-            return _ParameterRefused(error["param"])
-        # vLLM has no code for it; by our own count the request does not fit then.
-        is_unnamed = error.get("param") is None and code in (None, status)
-        if {code, kind} & _CONTEXT_CODES or (is_unnamed and not self._fits(stream)):
-            return RejectedError(
-                RejectionKind.CONTEXT_EXCEEDED,
-                f"The prompt and its answer do not fit the endpoint's context{words}.",
-            )
-        return RejectedError(
-            RejectionKind.INVALID_REQUEST,
-            f"The endpoint refuses the request with HTTP status {status}{words}."
-            " (If a parameter is at fault, list it in omit_parameters.)",
-        )
 
-    def _error_frame(self, stream: _Stream, error: object) -> RemoteError | RejectedError:
-        """What an error in the middle of a stream means."""
-        about = error if isinstance(error, dict) else {"message": error}
-        words = self._words(about.get("message"))
-        if stream.answered_at is None:
-            names = {str(about.get("code")), str(about.get("type"))}
-            if names & _CONTEXT_CODES:
-                return RejectedError(
-                    RejectionKind.CONTEXT_EXCEEDED,
-                    f"The prompt and its answer do not fit the endpoint's context{words}.",
-                )
-            if "rate_limit_error" in names:
-                return RejectedError(
-                    RejectionKind.QUEUE_FULL, f"The endpoint has too many requests{words}."
-                )
-            if "invalid_request_error" in names:
-                return RejectedError(
-                    RejectionKind.INVALID_REQUEST, f"The endpoint refuses the request{words}."
-                )
-        return RemoteError(
-            RemoteIssue.FAILED,
-            f"The endpoint ended the answer with an error{words}.",
-            is_down=False,
-        )
-
-    def _can_do_without(self, parameter: object, code: object) -> bool:
-        """Leave a parameter out from now on, if the server says that it does not know it."""
-        if code not in _UNSUPPORTED_CODES or not isinstance(parameter, str):
-            return False
-        if parameter == "max_tokens" and self._token_limit_name == parameter:
-            self._token_limit_name = "max_completion_tokens"
-            return True
-        if parameter not in _OPTIONAL_PARAMETERS - self._omitted:
-            return False
-        self._omitted.add(parameter)
-        return True
-
-    def _words(self, message: object) -> str:
-        """What the endpoint said, fit to be shown: short, on one line, without our key (O5)."""
-        if not isinstance(message, str) or not message.strip():
-            return ""
-        text = " ".join(message.split())
-        with contextlib.suppress(RemoteError):
-            key = self._headers().get("Authorization", "").removeprefix("Bearer ")
-            if key:
-                text = text.replace(key, "****")
-        return f": {text[:_MAX_WORDS].rstrip('.')}"
-
-
-class MeasuredView:
-    """An engine whose speed bench.calibrate can measure, whatever prompts it takes.
-
-    Raw prompts become chats where it takes no others, and progress with a prompt is left out,
-    since it is an estimate.
-    """
-
-    def __init__(self, engine: OpenAiEngine) -> None:
-        self._engine = engine
-
-    async def load(self) -> LoadedModel:
-        """Load the engine itself."""
-        return await self._engine.load()
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
-        """Generate one answer; see `InferenceEngine.generate`."""
-        prompt = request.prompt
-        if isinstance(prompt, str) and not self._engine.takes_raw_prompts:
-            prompt = (Message("user", prompt),)
-        changed = GenerationRequest(request.key, prompt, request.sampling)
-        async with contextlib.aclosing(self._engine.generate(changed)) as events:  # type: ignore[type-var]
-            async for event in events:
-                if not isinstance(event, PromptProgress):
-                    yield event
-
-    async def cancel(self, key: str) -> None:
-        """End a generation early."""
-        await self._engine.cancel(key)
-
-    def stats(self) -> EngineStats:
-        """Look at the engine itself."""
-        return self._engine.stats()
-
-    async def close(self) -> None:
-        """Close the engine itself."""
-        await self._engine.close()
-
-
-def _finish_reason(reason: object) -> StopReason:
-    found = _FINISH_REASONS.get(str(reason))
-    if found is not None:
-        return found
-    if reason == "content_filter":
-        raise RejectedError(
-            RejectionKind.INVALID_REQUEST, "The endpoint's content filter ended the answer."
-        )
-    raise RemoteError(
-        RemoteIssue.FAILED, f"The endpoint ended the answer with {reason!r}.", is_down=False
-    )
-
-
-def _raw_prompt_rejected() -> RejectedError:
-    return RejectedError(
-        RejectionKind.INVALID_REQUEST,
-        "This endpoint takes chats only, for it has no /completions; send messages.",
-    )
-
-
-def _too_busy() -> RejectedError:
+def _left_alone() -> RejectedError:
     return RejectedError(
         RejectionKind.QUEUE_FULL, "The endpoint asked to be left alone for a while."
     )

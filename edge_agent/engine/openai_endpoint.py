@@ -37,6 +37,14 @@ class RemoteIssue(enum.Enum):
     FAILED = "remote_failed"
 
 
+class ServerKind(enum.Enum):
+    """Whose ways with formats a server has; by `owned_by` in its list of models."""
+
+    LLAMA_SERVER = "llamacpp"
+    VLLM = "vllm"
+    OTHER = ""
+
+
 class RemoteError(EngineError):
     """An endpoint failed.
 
@@ -58,6 +66,7 @@ class Listing:
 
     model: str
     context_tokens: int | None
+    server: ServerKind = ServerKind.OTHER
 
 
 def new_client(connections: int, connect_seconds: float) -> "httpx.AsyncClient":
@@ -155,9 +164,9 @@ async def _look(
         )
     found = _listed(body, base_url)
     if model in found:
-        return Listing(model, found[model])
+        return found[model]
     if not model and len(found) == 1:
-        return Listing(*next(iter(found.items())))
+        return next(iter(found.values()))
     if model and await _has_unlisted(client, f"{base_url}/models/{quote(model)}", headers):
         return Listing(model, None)
     names = ", ".join(sorted(found)[:20]) or "none"
@@ -176,15 +185,20 @@ async def _get(client: "httpx.AsyncClient", url: str, headers: dict[str, str]) -
         return response.status_code, await read_body(response, _MAX_LISTING_BYTES)
 
 
-def _listed(body: bytes, base_url: str) -> dict[str, int | None]:
-    """Names and contexts of the models in a list; vLLM and Pointsman say the context."""
+def _listed(body: bytes, base_url: str) -> dict[str, Listing]:
+    """The models in a list by their names; vLLM and Pointsman say the context."""
+    owners = {kind.value: kind for kind in ServerKind}
     try:
         entries = json.loads(body)["data"] or ()
         return {
-            str(entry["id"]): positive_or_none(
-                entry.get("max_model_len")
-                or (entry.get("pointsman") or {}).get("context_tokens")
-                or entry.get("context_length")
+            str(entry["id"]): Listing(
+                str(entry["id"]),
+                positive_or_none(
+                    entry.get("max_model_len")
+                    or (entry.get("pointsman") or {}).get("context_tokens")
+                    or entry.get("context_length")
+                ),
+                owners.get(str(entry.get("owned_by")), ServerKind.OTHER),
             )
             for entry in entries
         }

@@ -45,6 +45,7 @@ def remote_engine_settings(model: ModelSettings) -> OpenAiSettings:
         api_key_env=remote.api_key_env,
         has_chat_template=not remote.is_base_model,
         supports_raw_prompts=remote.supports_raw_prompts,
+        supports_response_format=remote.supports_response_format,
         omit_parameters=remote.omit_parameters,
         first_token_seconds=remote.first_token_seconds,
         is_measured=remote.calibrate and not model.has_price,
