@@ -421,7 +421,10 @@ def _detect(path: Path) -> str:
     if first.lstrip().startswith("{"):
         found = _detect_json(first)
     else:
-        found = _detect_table(next(csv.reader([first])))
+        # A record may go on over several lines.
+        rows = _reading(path, (_Line(0, {"row": row}) for row in csv.reader(_text_lines(path))))
+        found = _detect_table(next((line.fields["row"] for line in rows if line.fields["row"]), []))
+        rows.close()
     if found is None:
         raise WorkloadError(
             f"{path}: no format that is known by its first line; name one with --format: "
