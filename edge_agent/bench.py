@@ -43,7 +43,7 @@ _READING_TEXT: Final = (
 _SERIES: Final = tuple(
     ", ".join(str(number * 100 + step) for step in range(1, 4)) + "," for number in range(64)
 )
-_STORIES: Final = tuple(
+STORY_OPENINGS: Final = tuple(
     f"Chapter {number}. Once upon a time, in a village by the sea, there was"
     for number in range(1, 65)
 )
@@ -126,13 +126,13 @@ async def run_bench(
         model = await engine.load()
         load_seconds = clock() - started_at
         counts = sorted({n for n in SEQUENCE_COUNTS if n < model.slots} | {1, model.slots})
-        await _decode_rate(engine, 1, seconds / 4, clock)  # the first tokens pay for cold caches
+        await decode_rate(engine, 1, seconds / 4, clock)  # the first tokens pay for cold caches
         prefill: list[float] = []
         decode: dict[int, list[float]] = {count: [] for count in counts}
         for _ in range(rounds):
             prefill.append(await _prefill_rate(engine, seconds, clock))
             for count in counts:
-                decode[count].append(await _decode_rate(engine, count, seconds, clock))
+                decode[count].append(await decode_rate(engine, count, seconds, clock))
     return BenchReport(
         model=settings.model_path.name,
         description=model.description,
@@ -179,19 +179,19 @@ async def calibrate(
         EngineError: the engine failed, or nothing could be measured.
     """
     seconds, rounds = (1.0, 1) if quick else (2.0, 2)
-    await _decode_rate(engine, 1, 0.3, clock)  # the first tokens pay for cold caches
+    await decode_rate(engine, 1, 0.3, clock)  # the first tokens pay for cold caches
     prefill, alone, together = [], [], []
     for _ in range(rounds):
         prefill.append(await _prefill_rate(engine, seconds, clock))
-        alone.append(await _decode_rate(engine, 1, seconds, clock))
+        alone.append(await decode_rate(engine, 1, seconds, clock))
         together.append(
-            await _decode_rate(engine, slots, seconds, clock) if slots > 1 else alone[-1]
+            await decode_rate(engine, slots, seconds, clock) if slots > 1 else alone[-1]
         )
-    decode_rate = statistics.median(alone)
+    one_rate = statistics.median(alone)
     return (
         statistics.median(prefill),
-        decode_rate,
-        max(decode_rate, statistics.median(together)),
+        one_rate,
+        max(one_rate, statistics.median(together)),
     )
 
 
@@ -229,11 +229,19 @@ async def _timed_prefill(
     return (last - first) / max(last_at - first_at, _LEAST_SECONDS)
 
 
-async def _decode_rate(
+async def decode_rate(
     engine: InferenceEngine, sequences: int, seconds: float, clock: Clock
 ) -> float:
-    """Tokens per second of some sequences together, while all of them are being decoded."""
-    for openings in (_SERIES, _STORIES):
+    """Tokens per second of some sequences together, while all of them are being decoded.
+
+    Args:
+        engine: loaded, with nothing else to do.
+        seconds: how long to decode; an answer of 160 tokens ends it earlier.
+
+    Raises:
+        EngineError: the engine failed, or nothing could be measured.
+    """
+    for openings in (_SERIES, STORY_OPENINGS):
         rate = await _timed_decode(engine, openings[:sequences], seconds, clock)
         if rate is not None:
             return rate

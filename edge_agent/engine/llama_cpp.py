@@ -219,10 +219,11 @@ class LlamaModel:
         self._batch: Any = llama_cpp.llama_batch_init(self.batch_tokens, 0, 1)
         self._samplers: dict[int, _Sampler] = {}
         # Recurrent state cannot be taken apart again.
-        self.can_cut = not (
+        self._is_recurrent = bool(
             llama_cpp.llama_model_is_recurrent(self._model)
             or llama_cpp.llama_model_is_hybrid(self._model)
         )
+        self.can_abort = not self._is_recurrent and self._has_whole_windows()
         # Grammars that have been tried; llama.cpp's reason for each that it refused.
         self._known_grammars: collections.OrderedDict[str, str | None] = collections.OrderedDict()
         self._abort_callback: Any = None
@@ -244,10 +245,18 @@ class LlamaModel:
         wishes.n_outputs_max = settings.slots
         wishes.n_threads = settings.threads
         wishes.n_threads_batch = settings.threads
-        # Whole sliding windows, so that a sequence can be cut back after an aborted step.
-        wishes.swa_full = True
+        wishes.swa_full = self._has_whole_windows()
         wishes.no_perf = True
         return wishes
+
+    def _has_whole_windows(self) -> bool:
+        """Whether layers with a sliding window keep every token.
+
+        They do where it costs nothing. Elsewhere they forget what has left their window, so that
+        a sequence can be cut back only as far as its window is still there.
+        """
+        window = int(llama_cpp.llama_model_n_swa(self._model))
+        return window == 0 or self.context_tokens <= window + self.batch_tokens
 
     def set_template(self, override: str | None) -> None:
         """Use this chat template from now on; None uses the file's own."""
@@ -498,6 +507,17 @@ class LlamaModel:
         """See `TokenModel.truncate`."""
         if not llama_cpp.llama_memory_seq_rm(self._memory, slot, length, -1):
             raise RuntimeError(f"sequence {slot} cannot be cut back to {length} tokens")
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        """See `TokenModel.can_cut`."""
+        last = int(llama_cpp.llama_memory_seq_pos_max(self._memory, slot))
+        if length == last + 1:
+            return True
+        if self._is_recurrent:
+            return False
+        first = int(llama_cpp.llama_memory_seq_pos_min(self._memory, slot))
+        window = int(llama_cpp.llama_model_n_swa(self._model))
+        return first == 0 or first <= length - window
 
     def swap(self, one: int, other: int) -> None:
         """See `TokenModel.swap`.

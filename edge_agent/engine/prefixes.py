@@ -4,7 +4,7 @@ The keys and values of a sequence that has ended stay in its slot until somebody
 request that begins with the same tokens takes that slot and reads only the rest. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,7 +85,7 @@ def choose_slot(
     session_id: str,
     *,
     reuse: PrefixReuse,
-    can_cut: bool = True,
+    can_cut: Callable[[int, int], bool],
 ) -> tuple[int, int]:
     """The slot that a request takes, and how many of its tokens are there already.
 
@@ -95,7 +95,7 @@ def choose_slot(
         free: slots, at least one.
         kept: what lies in those that are not empty.
         session_id: of the request; "" for none.
-        can_cut: whether a sequence can be cut back; False reuses whole ones only.
+        can_cut: (slot, tokens) -> whether what lies there can be cut back to so many tokens.
     """
     best: tuple[int, int] | None = None
     for slot in free:
@@ -103,14 +103,13 @@ def choose_slot(
         if held is None:
             continue
         tokens = reusable_tokens(held, prompt, session_id, reuse)
-        if not can_cut and tokens < len(held.tokens):
-            continue
         is_own = bool(session_id) and session_id == held.session_id
         worth = tokens > 0 if is_own else tokens >= _LEAST_SHARED_GAIN
-        if worth and (best is None or tokens > best[1]):
+        if not worth or not can_cut(slot, tokens):
+            continue
+        # Of two that are as good, the one that was unused for longer.
+        if best is None or (tokens, -held.turn) > (best[1], -kept[best[0]].turn):
             best = slot, tokens
-        elif worth and best is not None and tokens == best[1] and held.turn < kept[best[0]].turn:
-            best = slot, tokens  # as good, and unused for longer
     if best is not None:
         return best
     empty = [slot for slot in free if slot not in kept]

@@ -63,8 +63,8 @@ class TokenModel(Protocol):
     """A loaded model seen as tokens; one thread uses it."""
 
     batch_tokens: int
-    # Whether a sequence can be cut back to its beginning; recurrent models only forget all of it.
-    can_cut: bool
+    # Whether a step that was aborted can be undone in every sequence.
+    can_abort: bool
 
     def tokenise(self, prompt: str | Sequence[Message]) -> TokenisedPrompt:
         """The prompt's tokens as they are decoded, special tokens included.
@@ -115,6 +115,13 @@ class TokenModel(Protocol):
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget everything in a slot's cache from this position on."""
+        ...
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        """Whether a slot's sequence can go on after its first `length` tokens, at least 1.
+
+        Recurrent models only keep or forget all of one; sliding windows forget what has left them.
+        """
         ...
 
     def swap(self, one: int, other: int) -> None:
@@ -301,8 +308,8 @@ class Worker:
                 reuse=self._reuse,
                 can_cut=self._model.can_cut,
             )
-            self._kept.pop(slot, None)
-            if self._model.can_cut or not reused:
+            kept = self._kept.pop(slot, None)
+            if kept is not None and reused < len(kept.tokens):
                 self._model.truncate(slot, reused)
             return slot, reused
 
@@ -344,7 +351,7 @@ class Worker:
 
         # The look at each node of the graph costs a pure decode step several per cent, and such
         # a step is short anyway.
-        can_abort = bool(reading) and self._model.can_cut
+        can_abort = bool(reading) and self._model.can_abort
         is_done = self._model.decode(batch, should_abort if can_abort else None)
         ended: list[tuple[int, StopReason | RejectedError]] = []
         if is_done:

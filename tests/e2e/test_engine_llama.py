@@ -469,6 +469,45 @@ def test_a_chat_reuses_the_system_prompt_of_others(smollm2: Path) -> None:
     run(scenario())
 
 
+WINDOW_PROGRAM = """
+import sys
+from pathlib import Path
+from edge_agent.engine.base import EngineSettings
+from edge_agent.engine.llama_cpp import ENGLISH_SAMPLE, LlamaModel
+from edge_agent.engine.worker import BatchToken
+model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=2048, slots=2, threads=2))
+assert not model.can_abort
+tokens = (list(model.tokenise(ENGLISH_SAMPLE).tokens) * 20)[:1400]
+def read(slot, tokens, start):
+    for at in range(start, len(tokens), 100):
+        part = tokens[at:at + 100]
+        model.decode(
+            [BatchToken(t, at + i, slot, at + i + 1 == len(tokens)) for i, t in enumerate(part)],
+            None,
+        )
+    return model.logits(len(part) - 1)
+expected = read(0, tokens, 0)
+read(1, tokens[:1200] + tokens[:200], 0)
+assert model.can_cut(1, 1400) and model.can_cut(1, 1200)
+assert not model.can_cut(1, 300)
+model.truncate(1, 1200)
+assert read(1, tokens, 1200) == expected
+print("same")
+"""
+
+
+def test_a_sliding_window_is_reused_only_as_far_as_it_is_there(gemma3: Path) -> None:
+    """Above 1,024 tokens its layers forget, which is what keeps the memory small."""
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOW_PROGRAM, str(gemma3)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
 REUSE_PROGRAM = """
 import sys
 from pathlib import Path

@@ -75,7 +75,9 @@ def test_no_session_is_nobodys_session(session_id: str) -> None:
 
 
 def choose(prompt: TokenisedPrompt, session_id: str, kept: dict[int, KeptSequence]) -> object:
-    return choose_slot([0, 1, 2], kept, prompt, session_id, reuse=PrefixReuse.SYSTEM)
+    return choose_slot(
+        [0, 1, 2], kept, prompt, session_id, reuse=PrefixReuse.SYSTEM, can_cut=lambda *_: True
+    )
 
 
 def test_a_turn_goes_where_its_session_is() -> None:
@@ -110,6 +112,11 @@ def test_a_sequence_that_cannot_be_cut_is_continued_or_left_alone() -> None:
     kept = {0: KeptSequence([1, 2, 3], 0, "a", 0)}
     for tokens, expected in (([1, 2, 3, 4], (0, 3)), ([1, 2, 9, 9], (1, 0))):
         found = choose_slot(
-            [0, 1], kept, TokenisedPrompt(tokens), "a", reuse=PrefixReuse.SYSTEM, can_cut=False
+            [0, 1],
+            kept,
+            TokenisedPrompt(tokens),
+            "a",
+            reuse=PrefixReuse.SYSTEM,
+            can_cut=lambda slot, length: length == len(kept[slot].tokens),
         )
         assert found == expected

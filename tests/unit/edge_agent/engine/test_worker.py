@@ -34,7 +34,8 @@ class ScriptedModel:
     """
 
     batch_tokens = 64
-    can_cut = True
+    can_abort = True
+    is_recurrent = False
 
     def __init__(self, answers: dict[str, bytes], slots: int) -> None:
         self.answers = answers
@@ -101,8 +102,12 @@ class ScriptedModel:
 
     def truncate(self, slot: int, length: int) -> None:
         assert length <= len(self.caches[slot])
-        assert self.can_cut or length == 0
+        assert not self.is_recurrent or length == 0
         del self.caches[slot][length:]
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        assert 0 < length <= len(self.caches[slot])
+        return not self.is_recurrent or length == len(self.caches[slot])
 
     def swap(self, one: int, other: int) -> None:
         self.swaps += 1
@@ -421,7 +426,8 @@ def test_what_others_may_start_from_is_for_the_operator_to_say(
 
 def test_a_model_that_cannot_cut_back_reuses_whole_sequences_only() -> None:
     rig = Rig({"a": b"A"}, slots=1)
-    rig.model.can_cut = False
+    rig.model.is_recurrent = True
+    rig.model.can_abort = False
     rig.ask("first", "a one|", session_id="s")
     rig.run()
     rig.ask("longer", "a one|A two|", session_id="s")
