@@ -106,7 +106,7 @@ def measurement(
         memory_bytes=attributes.memory_bytes,
         operating_system=attributes.operating_system,
         agent_version=attributes.agent_version,
-        engine_version=attributes.engine_version,
+        engine_version=model.calibration.engine_version or attributes.engine_version,
         power_mode=health.power_mode,
         has_gpu=health.HasField("gpu_utilisation_ratio"),
         model_family=model.family,
