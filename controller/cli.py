@@ -11,6 +11,7 @@ from controller.commands.profile import profile
 from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
 from controller.commands.serve import serve
+from controller.commands.storage import storage
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,6 +36,7 @@ for _command in (
     solve,
     quality,
     bench,
+    storage,
     demo,
 ):
     main.add_command(_command)

@@ -5,6 +5,7 @@ last one, so thousands of events a second are a few dozen transactions.
 """
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
@@ -59,7 +60,10 @@ _BUSY_MILLISECONDS: Final = 5_000
 _CHECK_UP_TO_BYTES: Final = 64 << 20
 """A file of up to this size is checked whole at every start, in well under a second."""
 
-_VACUUM_PAGES: Final = 2_000
+_LEAST_FREE_BYTES: Final = 256 << 10
+"""With less than this a failing write is taken to fail for want of space."""
+
+_VACUUM_PAGES: Final = 20_000
 """Free pages that one tidying gives back to the file system."""
 
 
@@ -77,7 +81,7 @@ class SqliteStore:
     def __init__(self, folder: Path, retention: Retention | None = None) -> None:
         self._path = folder / FILE_NAME
         self._retention = retention or Retention()
-        self._lock_file = _locked(folder)
+        self._lock_file = locked(folder)
         try:
             self._engine = open_database(self._path)
         except BaseException:
@@ -224,9 +228,6 @@ class SqliteStore:
             try:
                 if len(taken):
                     self._write(taken)
-                if not is_last and time.monotonic() - tidied_at > _TIDY_SECONDS:
-                    self._tidy()
-                    tidied_at = time.monotonic()
             except Exception as error:
                 # Whatever it was, the values are still here; only their growth is bounded.
                 self._failed(taken, error)
@@ -237,6 +238,12 @@ class SqliteStore:
                 wait = min(2.0 * wait, _LAST_RETRY_SECONDS)
                 continue
             wait = _FIRST_RETRY_SECONDS
+            if not is_last and time.monotonic() - tidied_at > _TIDY_SECONDS:
+                tidied_at = time.monotonic()
+                try:
+                    self._tidy()
+                except DBAPIError as error:
+                    log.error("storage.not_tidied", issue=_explained(self._path, error))
             with self._condition:
                 self._writing = 0
                 if self._issue:
@@ -311,7 +318,9 @@ class SqliteStore:
                     REQUESTS.update().where(REQUESTS.c.prompt.is_not(None)).values(prompt=None)
                 )
         with self._engine.connect() as connection:
-            connection.execute(text(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")).all()
+            # Each step frees a page, and only a script steps through what has no columns.
+            driver: Any = connection.connection.driver_connection
+            driver.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -387,7 +396,12 @@ def _migrate(connection: Connection, path: Path) -> None:
     connection.commit()
 
 
-def _locked(folder: Path) -> IO[bytes]:
+def locked(folder: Path) -> IO[bytes]:
+    """A file that is locked until it is closed: one controller at a time has the folder.
+
+    Raises:
+        StorageError: another one has it, or it cannot be written.
+    """
     import fcntl
 
     try:
@@ -418,7 +432,8 @@ def _damaged(path: Path, complaint: str) -> StorageError:
 def _explained(path: Path, error: DBAPIError) -> str:
     code = getattr(error.orig, "sqlite_errorname", "")
     words = str(error.orig)
-    if code.startswith("SQLITE_FULL") or "disk is full" in words:
+    if code.startswith("SQLITE_FULL") or "disk is full" in words or _is_full(path):
+        # A full disk is an I/O error where it is the write-ahead log's index that cannot grow.
         return f"disk_full: {path} cannot grow; free space there"
     if code.startswith("SQLITE_READONLY") or "readonly" in words:
         return f"{path} is read-only; make it writable for the controller's user"
@@ -431,6 +446,14 @@ def _explained(path: Path, error: DBAPIError) -> str:
     if isinstance(error, OperationalError) and not code.startswith("SQLITE_CORRUPT"):
         return f"{path}: {words}"
     return str(_damaged(path, words)) if isinstance(error, DatabaseError) else f"{path}: {words}"
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
 
 
 # -- rows -----------------------------------------------------------------------------------------

@@ -1,0 +1,232 @@
+"""The controller's database under what befalls databases."""
+
+import os
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from click.testing import CliRunner
+from sqlalchemy import create_engine
+
+from controller.cli import main
+from controller.ids import RequestId
+from controller.storage import sqlite as module
+from controller.storage.base import Retention, StorageError
+from controller.storage.repair import check_storage, repair_storage
+from controller.storage.schema import METADATA, REVISION
+from controller.storage.sqlite import FILE_NAME, SqliteStore, open_database
+from tests.contract.test_store_contract import calibration, node
+from tests.fakes.records import finished_record
+
+
+def filled(folder: Path, requests: int = 200) -> None:
+    store = SqliteStore(folder)
+    store.save_node(node())
+    store.save_calibrations([calibration()])
+    for number in range(requests):
+        store.save_finished(finished_record(f"r-{number}"))
+    assert store.close(20.0)
+
+
+def test_everything_survives_a_restart(tmp_path):
+    filled(tmp_path)
+    store = SqliteStore(tmp_path)
+    assert store.load().nodes == (node(),)
+    assert store.load().calibrations == (calibration(),)
+    assert store.find(RequestId("r-7")).account == finished_record("r-7").account
+    assert len(store.finished(1000)) == 200
+    store.close(5.0)
+
+
+def test_what_was_written_survives_a_kill(tmp_path):
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.integration.test_storage import finished_record, node
+from controller.storage.sqlite import SqliteStore
+store = SqliteStore(Path({str(tmp_path)!r}))
+store.save_node(node())
+for number in range(50):
+    store.save_finished(finished_record(f"r-{{number}}"))
+assert store.flush(20.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run(
+        [os.sys.executable, "-c", code], cwd=root, env=environment, timeout=60, check=False
+    )
+    store = SqliteStore(tmp_path)
+    assert len(store.finished(1000)) == 50
+    assert store.load().nodes == (node(),)
+    store.close(5.0)
+
+
+def test_a_second_controller_on_the_same_folder_is_refused(tmp_path):
+    store = SqliteStore(tmp_path)
+    with pytest.raises(StorageError, match="in use by another controller"):
+        SqliteStore(tmp_path)
+    store.close(5.0)
+    SqliteStore(tmp_path).close(5.0)
+
+
+def damage(path: Path) -> None:
+    """Overwrite pages in the middle, as a failing card does."""
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.seek(size // 2 // 4096 * 4096)
+        file.write(os.urandom(4096 * 3))
+
+
+def test_a_damaged_database_is_told_and_repaired_with_what_can_be_read(tmp_path):
+    filled(tmp_path)
+    damage(tmp_path / FILE_NAME)
+    with pytest.raises(StorageError, match=r"storage repair"):
+        SqliteStore(tmp_path)
+    checked = CliRunner().invoke(main, ["storage", "check", "--data-dir", str(tmp_path)])
+    assert checked.exit_code == 1
+    assert "storage repair" in checked.output
+    done = repair_storage(tmp_path)
+    assert done.set_aside.exists()
+    assert done.rows["nodes"] == 1
+    assert 0 < done.rows["requests"] < 200
+    store = SqliteStore(tmp_path)
+    assert store.load().nodes == (node(),)
+    assert len(store.finished(1000)) == done.rows["requests"]
+    store.close(5.0)
+    assert check_storage(tmp_path).problems == ()
+
+
+def test_a_file_that_is_no_database_is_told_and_set_aside(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"not a database at all, but long enough to be read" * 99)
+    with pytest.raises(StorageError, match="storage repair"):
+        SqliteStore(tmp_path)
+    repaired = CliRunner().invoke(main, ["storage", "repair", "--data-dir", str(tmp_path)])
+    assert repaired.exit_code == 0, repaired.output
+    SqliteStore(tmp_path).close(5.0)
+
+
+def test_a_newer_schema_is_refused_in_one_sentence(tmp_path):
+    SqliteStore(tmp_path).close(5.0)
+    with sqlite3.connect(tmp_path / FILE_NAME) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(StorageError, match="newer version of Pointsman"):
+        SqliteStore(tmp_path)
+
+
+def test_migrations_lead_to_the_tables_that_the_code_expects(tmp_path):
+    open_database(tmp_path / FILE_NAME).dispose()
+    config = Config()
+    folder = Path(module.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
+    assert ScriptDirectory.from_config(config).get_current_head() == REVISION
+    from alembic.autogenerate import compare_metadata
+
+    engine = create_engine(f"sqlite:///{tmp_path / FILE_NAME}")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    engine.dispose()
+
+
+def test_retention_by_number_drops_the_oldest(tmp_path, monkeypatch):
+    filled(tmp_path)
+    store = SqliteStore(tmp_path, Retention(max_requests=20))
+    store.save_node(node())  # wakes the writer, which tidies first thing
+    assert store.flush(10.0)
+    assert store.close(10.0)
+    store = SqliteStore(tmp_path)
+    kept = [row.request_id for row in store.finished(1000)]
+    assert kept == [f"r-{number}" for number in range(199, 179, -1)]
+    store.close(5.0)
+
+
+def test_retention_by_size_gives_the_space_back(tmp_path):
+    filled(tmp_path, 3000)
+    before = (tmp_path / FILE_NAME).stat().st_size
+    store = SqliteStore(tmp_path, Retention(max_bytes=before // 4))
+    store.save_node(node())
+    assert store.flush(20.0)
+    assert store.close(10.0)
+    assert (tmp_path / FILE_NAME).stat().st_size <= before // 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)],
+            check=True, capture_output=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=10)
+
+
+@pytest.mark.privileged
+def test_a_full_disk_is_shown_and_loses_nothing_once_there_is_space(small_disk):
+    store = SqliteStore(small_disk)
+    store.save_node(node())
+    assert store.flush(10.0)
+    ballast = small_disk / "ballast"
+    free = os.statvfs(small_disk)
+    ballast.write_bytes(bytes(max(0, free.f_bavail * free.f_bsize - 8192)))
+    for number in range(300):
+        store.save_finished(finished_record(f"r-{number}"))
+    deadline = time.monotonic() + 20.0
+    while not store.state.issue and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "disk_full" in store.state.issue
+    assert store.state.waiting >= 300
+    assert store.find(RequestId("r-299")) is not None  # from what waits
+    ballast.unlink()
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True, timeout=10)
+    assert store.flush(40.0)
+    assert store.state.issue == ""
+    assert store.state.lost == 0
+    assert len(store.finished(1000)) == 300
+    assert store.close(10.0)
+
+
+@pytest.mark.privileged
+def test_a_read_only_file_is_told_at_the_start(small_disk):
+    SqliteStore(small_disk).close(5.0)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=10)
+    with pytest.raises(StorageError, match=r"(?i)read-only"):
+        SqliteStore(small_disk)
+
+
+def test_while_nothing_can_be_written_the_oldest_go_first_and_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_WAITING", 10)
+    store = SqliteStore(tmp_path)
+    blocker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    for number in range(25):
+        store.save_finished(finished_record(f"r-{number}"))
+    assert store.state.lost >= 14  # one batch may be with the writer already
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert store.flush(40.0)
+    assert store.finished(1)[0].request_id == "r-24"
+    assert store.close(10.0)
+
+
+def test_export_writes_every_finished_request(tmp_path):
+    filled(tmp_path, 5)
+    out = tmp_path / "requests.csv"
+    run = CliRunner().invoke(
+        main, ["storage", "export", "--data-dir", str(tmp_path), "--out", str(out)]
+    )
+    assert run.exit_code == 0, run.output
+    lines = out.read_text().splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("request_id,finished_time,state")
+    assert "What is" not in out.read_text()
