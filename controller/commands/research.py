@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong, strangers_to_stderr
+from controller.commands.asking import CommandFailedError, Wrong, strangers_to_stderr, text
 
 
 @click.group()
@@ -287,6 +287,60 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
 
     rows = bench_store(sizes or SIZES, say=lambda line: click.echo(line, err=True))
     _print_figures(rows_as_json(rows), as_json)
+
+
+@bench.command("predictions")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--rounds", type=click.IntRange(min=1), default=12, show_default=True)
+@click.option(
+    "--warm-up-rounds",
+    type=click.IntRange(min=0),
+    default=6,
+    show_default=True,
+    help="Bursts before those that are judged.",
+)
+@click.option("--policy", type=text, default="memetic", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("~/.cache/pointsman"),
+    show_default=True,
+    envvar="POINTSMAN_CACHE",
+    help="Where model files and measured speeds are kept.",
+)
+def bench_predictions_command(
+    as_json: bool, rounds: int, warm_up_rounds: int, policy: str, seed: int, cache: Path
+) -> None:
+    """Measure predicted against real completion times on three agents with real models."""
+    import asyncio
+
+    from rich.console import Console
+
+    from controller.bench.predictions import bench_predictions, report_as_json
+    from controller.client import ConnectError
+    from controller.demo.errors import DemoError
+
+    try:
+        report, observations = asyncio.run(
+            bench_predictions(
+                cache.expanduser().absolute(),
+                rounds,
+                warm_up_rounds,
+                policy,
+                seed,
+                Console(stderr=True, highlight=False),
+                say=lambda line: click.echo(line, err=True),
+            )
+        )
+    except (DemoError, ConnectError, ValueError) as error:
+        raise CommandFailedError(str(error)) from error
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise click.Abort from None
+    figures = report_as_json(report, observations)
+    if not as_json:
+        del figures["observations"]
+    _print_figures([figures], as_json)
 
 
 def _print_figures(rows: list[dict[str, Any]], as_json: bool) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -86,6 +86,37 @@ async def run_demo(options: DemoOptions, console: Console) -> list[PolicyResult]
         DemoError: a part could not be started.
         asyncio.CancelledError: Ctrl-C.
     """
+    async with running_fleet(options, console) as fleet:
+        results = [
+            await _ask_everything(fleet.client, fleet.processes, policy, options, console)
+            for policy in options.policies
+        ]
+        print_answers(results, console)
+        print_summary(results, console)
+        if options.json_file is not None:
+            _write_json(options.json_file, results)
+        if options.stay:
+            await _stay(fleet.processes, fleet.connection, console)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFleet:
+    """A controller and its agents, running as processes of this machine."""
+
+    client: Client
+    processes: Processes
+    connection: Connection
+
+
+@contextlib.asynccontextmanager
+async def running_fleet(options: DemoOptions, console: Console) -> AsyncIterator[DemoFleet]:
+    """The demonstration's fleet with real models; stopped at the end, however that comes.
+
+    Raises:
+        DemoError: a part could not be started.
+        asyncio.CancelledError: Ctrl-C.
+    """
     folder = options.cache / "demo"
     processes = Processes(folder / "logs")
     with _stopped_by_signals():
@@ -94,17 +125,7 @@ async def run_demo(options: DemoOptions, console: Console) -> list[PolicyResult]
             connection = await _start_controller(processes, folder, console)
             async with connected(connection) as client:
                 await _start_agents(processes, options, connection, client, console)
-                results = [
-                    await _ask_everything(client, processes, policy, options, console)
-                    for policy in options.policies
-                ]
-                print_answers(results, console)
-                print_summary(results, console)
-                if options.json_file is not None:
-                    _write_json(options.json_file, results)
-                if options.stay:
-                    await _stay(processes, connection, console)
-            return results
+                yield DemoFleet(client, processes, connection)
         finally:
             stopping = asyncio.create_task(processes.stop())
             # Whoever read our output may have gone, which rich answers with SystemExit.

@@ -46,13 +46,23 @@ class _Watcher:
             asyncio.TimeoutError: none came within this long.
             RouterError: the order will not end.
         """
-        while True:
-            if self._unread:
-                return self._unread.popleft()
-            if self._failure is not None:
-                raise self._failure
-            self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), seconds)
+        # Not asyncio.wait_for: before Python 3.12 it may swallow a cancellation that comes
+        # together with an update, and the watcher of a client that has gone would stay.
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        timer = loop.call_at(ends_at, self._changed.set)
+        try:
+            while True:
+                if self._unread:
+                    return self._unread.popleft()
+                if self._failure is not None:
+                    raise self._failure
+                if loop.time() >= ends_at:
+                    raise asyncio.TimeoutError
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            timer.cancel()
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,8 @@ comes back later by the time those bytes took, which is the goodput of that dire
 go only over links that are idle and not metered, and are sized to last about 40 ms, so that nobody
 notices. Prompts and streamed answers are not used: their bytes wait for the engine, not the link.
 
-What was measured loses weight as it ages, and the prior takes over: half of it (in log space) after
-`HALF_LIFE_SECONDS`.
+What was measured loses weight as it ages, and the prior takes over: after `FRESH_SECONDS` half of
+the difference (in log space) goes every `HALF_LIFE_SECONDS`.
 """
 
 import math
@@ -21,6 +21,7 @@ DEFAULT_ROUND_TRIP_SECONDS: Final = {NodeKind.EDGE: 0.01, NodeKind.CLOUD: 0.05}
 DEFAULT_BITS_PER_SECOND: Final = 50e6
 """Goodput assumed of a path nobody has measured; prompts are a few kilobytes."""
 
+FRESH_SECONDS: Final = 600.0
 HALF_LIFE_SECONDS: Final = 1800.0
 
 LEAST_PROBE_BYTES: Final = 4096
@@ -86,7 +87,7 @@ def _next_size(size_bytes: int, seconds: float) -> int:
 
 
 def _aged(measured: float, prior: float, age_seconds: float) -> float:
-    weight = 0.5 ** (max(age_seconds, 0.0) / HALF_LIFE_SECONDS)
+    weight = 0.5 ** (max(age_seconds - FRESH_SECONDS, 0.0) / HALF_LIFE_SECONDS)
     return prior * math.exp(weight * math.log(measured / prior))
 
 

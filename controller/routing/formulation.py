@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from controller.domain.cluster import ClusterSnapshot, NodeKind
+from controller.domain.cluster import ClusterSnapshot, Destination, NodeKind
 from controller.domain.request import InferenceRequest
 from controller.ids import NodeId
 from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
@@ -96,8 +96,8 @@ def formulate(
 
     - p = characters / characters_per_token + 5 a chat message + what the destination's template
       was seen to add, at least 1;
-    - o = `output_tokens`, or `expected_answer_tokens(max_tokens)`; cut to max_tokens and to what
-      the context leaves;
+    - o = `output_tokens`, or what the destination's own answers were like, or
+      `expected_answer_tokens(max_tokens)`; cut to max_tokens and to what the context leaves;
     - p' = p less what the destination is expected to hold of the conversation's last turn;
     - latency tau = p' / F_P + o / F_1; work = p' / F_P + o / F_B;
     - network nu = round trip + 8 * bytes_up / up + 8 * bytes_down / down, and the seconds that
@@ -152,8 +152,7 @@ def formulate(
     )
     read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
-        typical = np.array([d.typical_answer_tokens or TYPICAL_ANSWER_TOKENS for d in destinations])
-        wanted_tokens = expected_answer_tokens(max_tokens[:, None], typical)
+        wanted_tokens = np.stack([_answer_tokens_at(d, max_tokens) for d in destinations], axis=1)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
@@ -253,21 +252,25 @@ def formulate(
     )
 
 
-def expected_answer_tokens(
-    max_tokens: FloatArray, typical_tokens: ArrayLike = TYPICAL_ANSWER_TOKENS
-) -> FloatArray:
-    """Answer length when nothing but the limit is known: m * A / (m + A) (ours).
+def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
+    """Answer length when nothing but the limit is known: m * A / (m + A), A = 256 (ours).
 
     Close to the limit while the limit is what ends the answer, and saturating at a typical
-    answer when it is far away: with A = 256, 28 tokens at 32, 128 at 256, 241 at 4096.
-
-    Args:
-        max_tokens: m, any shape.
-        typical_tokens: A, broadcast against m; mean length of an answer that nothing cuts off.
+    answer when it is far away: 28 tokens at 32, 128 at 256, 241 at 4096.
     """
-    typical = np.asarray(typical_tokens, dtype=np.float64)
-    expected: FloatArray = np.asarray(max_tokens * typical / (max_tokens + typical))
+    expected: FloatArray = max_tokens * TYPICAL_ANSWER_TOKENS / (max_tokens + TYPICAL_ANSWER_TOKENS)
     return expected
+
+
+def _answer_tokens_at(destination: Destination, max_tokens: FloatArray) -> FloatArray:
+    """float64[R]: mean of an exponential length of the destination's own mean A, cut at m.
+
+    A * (1 - exp(-m / A)), the same model by which A was estimated.
+    """
+    typical = destination.typical_answer_tokens
+    if typical is None:
+        return expected_answer_tokens(max_tokens)
+    return np.asarray(-typical * np.expm1(-max_tokens / typical))
 
 
 def _held_tokens(

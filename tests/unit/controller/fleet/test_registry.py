@@ -146,3 +146,44 @@ def test_drain_is_remembered_over_reconnects(registry: Registry) -> None:
     registry.set_draining(PI, False)
     registry.set_draining(PI, False)
     assert not registry.is_draining(PI)
+
+
+# -- the controller's own fault --------------------------------------------------------------------
+
+
+def test_fleet_that_falls_silent_as_one_is_evicted_only_after_a_period_of_grace(
+    registry: Registry,
+) -> None:
+    """Case L3: most nodes at once means that the controller itself is cut off."""
+    for number in range(5):
+        registry.begin(SessionId(f"s{number}"), NodeId(f"n{number}"), "first", 0.1 * number)
+    assert expired_after_regular_checks(registry, 0.0, 2 * LEASE - 2.0) == []
+    assert len(expired_after_regular_checks(registry, 2 * LEASE, 2.5 * LEASE)) == 5
+
+
+def test_fleet_that_is_heard_again_in_the_period_of_grace_loses_nobody(
+    registry: Registry,
+) -> None:
+    """Case L3."""
+    names = [NodeId(f"n{number}") for number in range(5)]
+    for name in names:
+        registry.begin(SessionId(name), name, "first", 0.0)
+    assert expired_after_regular_checks(registry, 0.0, 1.4 * LEASE) == []
+    for name in names:
+        registry.renew(name, 1.5 * LEASE)
+    assert expired_after_regular_checks(registry, 1.5 * LEASE, 2.4 * LEASE) == []
+
+
+def test_nodes_that_fall_silent_one_by_one_have_no_grace(registry: Registry) -> None:
+    names = [NodeId(f"n{number}") for number in range(4)]
+    for name in names:
+        registry.begin(SessionId(name), name, "first", 0.0)
+    found: list[str] = []
+    for step in range(8):
+        now = step * LEASE / 4
+        for name in names[1:]:
+            registry.renew(name, now)
+        found += [session.node_id for session in registry.expired(now)]
+        for name in found:
+            registry.end(SessionId(name), NodeId(name))
+    assert found == [names[0]]

@@ -9,7 +9,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from controller.domain.cluster import NodeKind, NodeState
+from controller.domain.cluster import Calibration, NodeKind, NodeState
+from controller.domain.completion import Usage
 from controller.domain.node_report import ModelPhase
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.state import (
@@ -214,6 +215,170 @@ def test_events_about_a_forgotten_node_are_ignored(
     assert profiler.nodes == {}
 
 
+# -- what completions teach ------------------------------------------------------------------------
+
+
+def answer(profiler: ProfilerState, number: int, slow: float, start: float) -> float:
+    """One request alone at a node that is so many times slower than reported; its end's time."""
+    request_id = RequestId(f"q{number}")
+    profiler.apply(
+        Dispatched(PI, request_id, SMALL, 1.0, 50.0, 0.5, 100.0, 64),
+        start,
+    )
+    prefill, decode = slow * 100.0 / 200.0, slow * 49.0 / 20.0
+    profiler.apply(TokensStreamed(PI, request_id, 1), start + prefill)
+    profiler.apply(TokensStreamed(PI, request_id, 49), start + prefill + decode)
+    end = start + prefill + decode
+    usage = Usage(100, 50, 0.0, prefill, decode)
+    profiler.apply(Ended(PI, request_id, False, usage=usage), end)
+    return end
+
+
+def speeds(profiler: ProfilerState, now: float) -> Calibration:
+    (found,) = profiler.snapshot(now).destinations
+    return found.calibration
+
+
+def test_slow_down_is_in_the_predictions_within_twenty_completions(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    now = 1.0
+    for number in range(20):
+        now = answer(profiler, number, 2.0, now)
+    found = speeds(profiler, now)
+    assert found.prefill_rate == pytest.approx(100.0, rel=0.1)
+    assert found.decode_rate == pytest.approx(10.0, rel=0.1)
+
+
+def test_node_that_comes_back_is_as_fast_as_it_was_and_a_new_measurement_begins_anew(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    now = 1.0
+    for number in range(20):
+        now = answer(profiler, number, 2.0, now)
+    learnt = speeds(profiler, now)
+    profiler.apply(NodeDisconnected(PI), now)
+    join(profiler, now + 5.0)
+    assert speeds(profiler, now + 5.0) == learnt
+    fresh = reported_model(calibration=Calibration(300.0, 30.0, 90.0))
+    profiler.apply(ModelsReported(PI, (fresh,)), now + 6.0)
+    assert speeds(profiler, now + 6.0).decode_rate == pytest.approx(30.0)
+
+
+def test_remembered_speed_makes_a_node_routable_before_it_has_measured(
+    profiler: ProfilerState,
+) -> None:
+    """Another controller, or the same one after a restart, has seen this hardware and file."""
+    join(profiler, 1.0)
+    known = profiler.known_calibrations()
+    later = ProfilerState(STALE_SECONDS)
+    later.remember(known)
+    join(later, 1.0, hello("other", (reported_model(calibration=None),)))
+    assert routable_nodes(later.snapshot(1.0)) == {"other"}
+    stranger = reported_model(calibration=None, digest="f" * 64)
+    join(later, 1.0, hello("stranger", (stranger,)))
+    assert [d.node_id for d in later.snapshot(1.0).destinations] == ["other"]
+
+
+def test_speed_holds_for_one_power_mode(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    now = 1.0
+    for number in range(20):
+        now = answer(profiler, number, 2.0, now)
+    profiler.apply(HealthReported(PI, health(power_mode="7W")), now)
+    assert speeds(profiler, now).decode_rate == pytest.approx(20.0)
+    profiler.apply(HealthReported(PI, health()), now)
+    assert speeds(profiler, now).decode_rate == pytest.approx(10.0, rel=0.1)
+
+
+def test_throttled_node_is_predicted_slower_before_any_completion_says_so(
+    profiler: ProfilerState,
+) -> None:
+    """Case D15."""
+    join(profiler, 1.0)
+    profiler.apply(HealthReported(PI, health(is_throttled=True)), 2.0)
+    assert speeds(profiler, 2.0).decode_rate < 0.8 * 20.0
+    profiler.apply(HealthReported(PI, health(is_throttled=False)), 3.0)
+    assert speeds(profiler, 3.0).decode_rate == pytest.approx(20.0)
+
+
+def test_slots_are_claimed_at_decision_time(profiler: ProfilerState) -> None:
+    """Case R4: before the node has said anything."""
+    join(profiler, 1.0)
+    for number in range(3):
+        profiler.apply(dispatched(f"r{number}"), 1.0)
+    (found,) = profiler.snapshot(1.0).destinations
+    assert (found.free_slots, found.next_slot_seconds) == (1, 0.0)
+    for number in range(3, 7):
+        profiler.apply(dispatched(f"r{number}"), 1.0)
+    (found,) = profiler.snapshot(1.0).destinations
+    assert found.free_slots == 0
+    assert found.next_slot_seconds > 0.0
+    assert len(profiler.snapshot(1.0).nodes[0].in_flight) == 7
+
+
+def test_cancelled_requests_are_counted_apart(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    profiler.apply(dispatched(), 1.0)
+    profiler.apply(Ended(PI, RequestId("r1"), False, is_cancelled=True), 2.0)
+    record = profiler.nodes[PI]
+    counts = (record.completed_requests, record.failed_requests, record.cancelled_requests)
+    assert counts == (0, 0, 1)
+
+
+def test_conversation_is_remembered_where_its_last_turn_was(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    for number in range(3):
+        request_id = RequestId(f"r{number}")
+        profiler.apply(dispatched(request_id), 1.0)
+        profiler.apply(TokensStreamed(PI, request_id, 10), 2.0)
+        usage = Usage(100, 10, 0.0, 0.5, 0.5, cached_prompt_tokens=90 if number else 0)
+        profiler.apply(Ended(PI, request_id, False, usage=usage, session_id="talk"), 3.0)
+    assert profiler.snapshot(3.0).sessions == {}
+    prefix = profiler.snapshot(3.0, ["", "talk", "unknown"]).sessions["talk"]
+    assert (prefix.node_id, prefix.model, prefix.tokens) == (PI, SMALL, 110)
+    assert 0.5 < prefix.hit_ratio <= 1.0
+    profiler.apply(NodeDisconnected(PI), 4.0)
+    assert profiler.snapshot(4.0, ["talk"]).sessions == {}
+
+
+def test_answer_lengths_and_templates_are_learnt(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    for number in range(10):
+        request_id = RequestId(f"r{number}")
+        event = Dispatched(PI, request_id, SMALL, 1.0, 50.0, 0.5, 100.0, 64)
+        profiler.apply(event, 1.0)
+        profiler.apply(TokensStreamed(PI, request_id, 64), 2.0)
+        usage = Usage(130, 64, 0.0, 0.5, 0.5)
+        profiler.apply(Ended(PI, request_id, False, usage=usage, was_cut=True), 3.0)
+    (found,) = profiler.snapshot(3.0).destinations
+    assert found.typical_answer_tokens is not None
+    assert found.typical_answer_tokens > 500.0
+    assert 0.0 < found.extra_prompt_tokens
+
+
+def test_paper_backlog_hears_of_dispatches_alone(profiler: ProfilerState) -> None:
+    """CEMA III-B: B <- max(0, B - elapsed) + newly assigned service time."""
+    join(profiler, 1.0)
+    profiler.apply(dispatched(work=4.0), 1.0)
+    profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+    (node,) = profiler.snapshot(3.0).nodes
+    assert node.backlog_seconds == 0.0
+    assert node.paper_backlog_seconds == pytest.approx(2.0)
+    assert profiler.snapshot(9.0).nodes[0].paper_backlog_seconds == 0.0
+
+
+def test_fleet_that_falls_silent_as_one_gets_a_period_of_grace(profiler: ProfilerState) -> None:
+    """Case L3: the controller was stalled; it must not refuse everything at once."""
+    for name in ("a", "b", "c"):
+        join(profiler, 1.0, hello(name))
+    assert len(routable_nodes(profiler.snapshot(2.0 + STALE_SECONDS))) == 3
+    assert profiler.routable_destinations(2.0 + STALE_SECONDS) == 3
+    assert routable_nodes(profiler.snapshot(2.0 + 2 * STALE_SECONDS)) == set()
+
+
 # -- any interleaving ------------------------------------------------------------------------------
 
 NODES = tuple(NodeId(name) for name in ("a", "b", "c"))
@@ -293,18 +458,40 @@ class AnyInterleaving(RuleBasedStateMachine):
     def stream(self, claim: tuple[NodeId, RequestId], tokens: int) -> None:
         self.profiler.apply(TokensStreamed(*claim, tokens), self.now)
 
-    @rule(claim=claims, is_failure=st.booleans())
-    def end(self, claim: tuple[NodeId, RequestId], is_failure: bool) -> None:
+    @rule(claim=claims, how=st.sampled_from(["completed", "failed", "cancelled"]))
+    def end(self, claim: tuple[NodeId, RequestId], how: str) -> None:
         node_id, request_id = claim
-        self.profiler.apply(Ended(node_id, request_id, is_failure), self.now)
+        event = Ended(
+            node_id,
+            request_id,
+            is_failure=how == "failed",
+            is_cancelled=how == "cancelled",
+            usage=Usage(20, 30, 0.1, 0.5, 1.5, cached_prompt_tokens=5),
+            session_id="talk",
+        )
+        self.profiler.apply(event, self.now)
         self.open.get(node_id, set()).discard(request_id)
+
+    @rule(claim=claims, work=st.floats(0.0, 100.0))
+    def dispatch_again(self, claim: tuple[NodeId, RequestId], work: float) -> None:
+        """The same request comes back to a node, ended there or not: an attempt of its own."""
+        node_id, request_id = claim
+        self.profiler.apply(dispatched(request_id, node_id, work), self.now)
+        if node_id in self.open:
+            self.open[node_id].add(request_id)
+            self.made[node_id] += 1
+
+    @rule(node_id=st.sampled_from(NODES), seconds=st.floats(-1.0, 10.0))
+    def probe_returns(self, node_id: NodeId, seconds: float) -> None:
+        self.profiler.apply(ProbeReturned(node_id, seconds), self.now)
 
     @precondition(lambda self: any(self.open.values()))
     @rule()
     def everything_ends(self) -> None:
         for node_id, requests in self.open.items():
             for request_id in list(requests):
-                self.end((node_id, request_id), False)
+                self.profiler.apply(Ended(node_id, request_id, False), self.now)
+            requests.clear()
         for node in self.profiler.snapshot(self.now).nodes:
             assert (node.inflight_requests, node.backlog_seconds) == (0, 0.0)
 
@@ -319,21 +506,37 @@ class AnyInterleaving(RuleBasedStateMachine):
             assert node.backlog_seconds >= 0.0
 
     @invariant()
-    def every_claim_is_open_completed_or_failed(self) -> None:
+    def every_claim_is_open_completed_failed_or_cancelled(self) -> None:
         for node_id, record in self.profiler.nodes.items():
-            ended = record.completed_requests + record.failed_requests
+            ended = record.completed_requests + record.failed_requests + record.cancelled_requests
             assert ended + len(self.open[node_id]) == self.made[node_id]
 
     @invariant()
+    def slots_are_those_of_the_open_claims(self) -> None:
+        for destination in self.profiler.snapshot(self.now).destinations:
+            claimed = min(len(self.open[destination.node_id]), destination.slots)
+            assert destination.free_slots == destination.slots - claimed
+
+    @invariant()
+    def speeds_stay_possible(self) -> None:
+        for destination in self.profiler.snapshot(self.now).destinations:
+            found = destination.calibration
+            assert found.prefill_rate > 0.0
+            assert 0.0 < found.decode_rate <= found.saturated_decode_rate * (1 + 1e-9)
+
+    @invariant()
     def only_ready_nodes_with_fresh_health_take_work(self) -> None:
-        """Case L13."""
+        """Cases L13 and L3: health is fresh, or as fresh as most of a fleet that fell silent."""
         routable = routable_nodes(self.profiler.snapshot(self.now))
         assert routable <= self.connected
         for node_id in routable:
             assert self.profiler.nodes[node_id].state is NodeState.READY
             heard_at = self.health_at[node_id]
             assert heard_at is not None
-            assert self.now - heard_at <= STALE_SECONDS
+            assert self.now - heard_at <= 2 * STALE_SECONDS
+            ages = [at for at in self.health_at.values() if at is not None]
+            if sum(self.now - at > STALE_SECONDS for at in ages) < 2:
+                assert self.now - heard_at <= STALE_SECONDS
 
     def _backlog(self, node_id: NodeId) -> float:
         nodes = {n.node_id: n.backlog_seconds for n in self.profiler.snapshot(self.now).nodes}

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from controller.domain.cluster import NodeKind, NodeState, TokenPrice
-from controller.domain.request import ChatMessage, Constraints, InferenceRequest
+from controller.domain.request import (
+    ChatMessage,
+    Constraints,
+    FormatKind,
+    InferenceRequest,
+    ResponseFormat,
+)
 from controller.ids import ModelName, NodeId
 from controller.routing.feasibility import RefusalReason
 from controller.routing.formulation import FormulatedBatch, formulate
@@ -132,3 +138,24 @@ def test_request_that_nothing_can_take_has_a_reason_from_every_destination() -> 
         "off",
         "paused",
     }
+
+
+def test_raw_prompt_is_not_sent_where_only_chats_are_taken() -> None:
+    snapshot = fleet([node("a")], [destination("a", "chatty", refuses_raw_prompts=True)])
+    (refused,) = formulate([request()], snapshot).refusals.refusals(0)
+    assert refused.reason is RefusalReason.NO_RAW_PROMPTS
+    chat = request(prompt=(ChatMessage("user", "hello"),))
+    assert formulate([chat], snapshot).problem.feasible.all()
+
+
+def test_response_format_is_sent_only_where_it_is_kept() -> None:
+    snapshot = fleet(
+        [node("a")],
+        [destination("a", "free", supports_response_format=False), destination("a", "strict")],
+    )
+    asked = request(response_format=ResponseFormat(FormatKind.JSON_OBJECT))
+    batch = formulate([asked], snapshot)
+    assert batch.problem.feasible.tolist() == [[False, True]]
+    (refused,) = batch.refusals.refusals(0)
+    assert refused.reason is RefusalReason.NO_RESPONSE_FORMAT
+    assert formulate([request()], snapshot).problem.feasible.all()

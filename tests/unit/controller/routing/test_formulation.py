@@ -3,8 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.domain.cluster import NodeKind, PowerProfile, TokenPrice
+from controller.domain.cluster import (
+    Calibration,
+    NodeKind,
+    PowerProfile,
+    SessionPrefix,
+    TokenPrice,
+)
 from controller.domain.request import ChatMessage, Sampling
+from controller.ids import ModelName, NodeId
 from controller.routing.formulation import (
     REQUEST_OVERHEAD_BYTES,
     STREAMED_TOKEN_BYTES,
@@ -161,3 +168,59 @@ def test_bad_input_gets_an_error_of_its_own() -> None:
         formulate([request()], fleet([node("a")], [destination("ghost")]))
     with pytest.raises(InvalidValue, match="backlog"):
         formulate([request()], replace(snapshot, nodes=(node("a", backlog_seconds=np.nan),)))
+
+
+def test_bytes_cost_what_each_nodes_link_costs() -> None:
+    snapshot = fleet(
+        [node("a", receive_usd_per_byte=2e-6, transmit_usd_per_byte=1e-6), node("b")],
+        [destination("a"), destination("b")],
+    )
+    batch = formulate([request()], snapshot, output_tokens=np.array([[60.0, 60.0]]))
+    up, down = REQUEST_OVERHEAD_BYTES + 400.0, 60.0 * STREAMED_TOKEN_BYTES
+    assert batch.problem.cost_usd[0].tolist() == pytest.approx([up * 2e-6 + down * 1e-6, 0.0])
+
+
+def test_counted_joules_a_token_take_the_place_of_the_power_model() -> None:
+    counted = Calibration(
+        100.0, 10.0, 40.0, 0.5, prefill_joules_per_token=0.1, decode_joules_per_token=0.5
+    )
+    snapshot = fleet(
+        [node("a", power=PowerProfile(4.0, 10.0))], [destination("a", calibration=counted)]
+    )
+    tokens = np.array([[60.0]])
+    energy = formulate([request()], snapshot, output_tokens=tokens).problem.energy_joules
+    # 100 prompt and 60 answer tokens: 2.5 executor seconds.
+    assert energy[0, 0] == pytest.approx(2.5 * 4.0 + 100 * 0.1 + 60 * 0.5)
+    marginal = formulate(
+        [request()], snapshot, output_tokens=tokens, marginal_energy_only=True
+    ).problem.energy_joules
+    assert marginal[0, 0] == pytest.approx(100 * 0.1 + 60 * 0.5)
+
+
+def test_conversations_last_node_is_faster_by_what_it_still_holds() -> None:
+    """A hint, never a harm: elsewhere nothing changes, and nobody becomes infeasible."""
+    plain = fleet([node("a"), node("b")], [destination("a"), destination("b")])
+    prefix = SessionPrefix(NodeId("b"), ModelName("small"), 80, 0.5)
+    warm = replace(plain, sessions={"talk": prefix})
+    asked, tokens = request(session_id="talk"), np.array([[60.0, 60.0]])
+    cold = formulate([asked], plain, output_tokens=tokens)
+    found = formulate([asked], warm, output_tokens=tokens)
+    assert found.prompt_tokens.tolist() == [[100.0, 100.0]]
+    assert found.read_tokens.tolist() == [[100.0, 60.0]]
+    saved = cold.problem.latency_seconds - found.problem.latency_seconds
+    assert saved[0].tolist() == pytest.approx([0.0, 0.4])
+    assert found.problem.feasible.all()
+    stranger = formulate([request(session_id="other")], warm, output_tokens=tokens)
+    assert stranger.read_tokens.tolist() == [[100.0, 100.0]]
+
+
+def test_destinations_own_answers_replace_the_typical_length() -> None:
+    snapshot = fleet(
+        [node("a")],
+        [destination("a", "brief", typical_answer_tokens=10.0), destination("a", "unknown")],
+    )
+    brief, unknown = formulate([request(sampling=Sampling(max_tokens=64))], snapshot).output_tokens[
+        0
+    ]
+    assert brief == pytest.approx(10.0, rel=0.01)
+    assert unknown == pytest.approx(64 * 256 / 320)
