@@ -11,7 +11,7 @@ from controller.commands.profile import profile
 from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
 from controller.commands.serve import serve
-from controller.commands.storage import storage
+from controller.commands.storage import bench_events_command, storage
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,6 +40,9 @@ for _command in (
     demo,
 ):
     main.add_command(_command)
+
+
+bench.add_command(bench_events_command)
 
 
 if __name__ == "__main__":
