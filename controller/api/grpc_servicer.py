@@ -220,3 +220,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     yield calibrating_to_proto(event)
         except RouterError as error:
             await _abort(context, error)
+
+    async def ListAccounts(  # noqa: N802
+        self, request: admin_pb2.ListAccountsRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.ListAccountsResponse]:
+        """Tell the latest answered requests, one a message."""
+        for account in self._service.accounts(request.limit or None):
+            yield admin_pb2.ListAccountsResponse(account=account_to_proto(account))

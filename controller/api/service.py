@@ -31,7 +31,7 @@ from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState
 from controller.request_manager.decider import Decider, PolicyChoice
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
-from controller.request_manager.records import RequestRecord
+from controller.request_manager.records import Account, RequestRecord
 from controller.request_manager.refusals import unknown_model_error
 from controller.storage.base import ControllerStore, StorageError
 
@@ -166,6 +166,10 @@ class RouterService:
             if found is None:
                 raise
             return found
+
+    def accounts(self, limit: int | None) -> list[Account]:
+        """Of the latest answered requests; None gives all that are still in memory."""
+        return self._manager.records.accounts(limit)
 
     async def feedback(self, request_id: RequestId, score_ratio: float) -> None:
         """Say how good a finished answer was; the next similar prompts are routed by it.

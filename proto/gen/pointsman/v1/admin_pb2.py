@@ -23,46 +23,51 @@ _sym_db = _symbol_database.Default()
 
 
 from pointsman.v1 import fleet_pb2 as pointsman_dot_v1_dot_fleet__pb2
+from pointsman.v1 import router_pb2 as pointsman_dot_v1_dot_router__pb2
 from pointsman.v1 import types_pb2 as pointsman_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pointsman/v1/admin.proto\x12\x0cpointsman.v1\x1a\x18pointsman/v1/fleet.proto\x1a\x18pointsman/v1/types.proto\"\xad\x01\n\x12ManageModelRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12)\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x19.pointsman.v1.ModelAction\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\x05slots\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0e\x63ontext_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06_slotsB\x11\n\x0f_context_tokens\"@\n\x13ManageModelResponse\x12)\n\x06update\x18\x01 \x01(\x0b\x32\x19.pointsman.v1.OrderUpdate\"2\n\x10\x43\x61librateRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"y\n\x11\x43\x61librateResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12)\n\x06update\x18\x02 \x01(\x0b\x32\x19.pointsman.v1.OrderUpdate\x12(\n\x06models\x18\x03 \x03(\x0b\x32\x18.pointsman.v1.ModelState\"\x12\n\x10ListNodesRequest\"L\n\x11ListNodesResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.pointsman.v1.NodeStatus\x12\x0e\n\x06issues\x18\x02 \x03(\t\"\xca\x05\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11last_seen_seconds\x18\x03 \x01(\x01\x12\x32\n\nattributes\x18\x04 \x01(\x0b\x32\x1e.pointsman.v1.StaticAttributes\x12(\n\x06models\x18\x05 \x03(\x0b\x32\x18.pointsman.v1.ModelState\x12*\n\x06health\x18\x06 \x01(\x0b\x32\x1a.pointsman.v1.HealthSample\x12\x1f\n\x12round_trip_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x62\x61\x63klog_seconds\x18\x08 \x01(\x01\x12\x19\n\x11inflight_requests\x18\t \x01(\x05\x12\x1a\n\x12\x63ompleted_requests\x18\n \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x0b \x01(\x04\x12#\n\x16round_trip_age_seconds\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12%\n\x18receive_bytes_per_second\x18\r \x01(\x01H\x02\x88\x01\x01\x12&\n\x19transmit_bytes_per_second\x18\x0e \x01(\x01H\x03\x88\x01\x01\x12 \n\x13goodput_age_seconds\x18\x0f \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12health_age_seconds\x18\x10 \x01(\x01H\x05\x88\x01\x01\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x11 \x01(\x04\x42\x15\n\x13_round_trip_secondsB\x19\n\x17_round_trip_age_secondsB\x1b\n\x19_receive_bytes_per_secondB\x1c\n\x1a_transmit_bytes_per_secondB\x16\n\x14_goodput_age_secondsB\x15\n\x13_health_age_seconds\"8\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\";\n\x11\x44rainNodeResponse\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.pointsman.v1.NodeStatus\"$\n\x11\x46orgetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x14\n\x12\x46orgetNodeResponse\"\x12\n\x10GetPolicyRequest\"\xbb\x01\n\x11GetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t\x12\x1a\n\x12\x61vailable_policies\x18\x04 \x03(\t\x12\x16\n\x0ewindow_seconds\x18\x05 \x01(\x01\x12\x1a\n\x12max_batch_requests\x18\x06 \x01(\x05\"j\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t\"k\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t2\xbd\x04\n\x0c\x41\x64minService\x12L\n\tListNodes\x12\x1e.pointsman.v1.ListNodesRequest\x1a\x1f.pointsman.v1.ListNodesResponse\x12L\n\tDrainNode\x12\x1e.pointsman.v1.DrainNodeRequest\x1a\x1f.pointsman.v1.DrainNodeResponse\x12O\n\nForgetNode\x12\x1f.pointsman.v1.ForgetNodeRequest\x1a .pointsman.v1.ForgetNodeResponse\x12L\n\tGetPolicy\x12\x1e.pointsman.v1.GetPolicyRequest\x1a\x1f.pointsman.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.pointsman.v1.SetPolicyRequest\x1a\x1f.pointsman.v1.SetPolicyResponse\x12T\n\x0bManageModel\x12 .pointsman.v1.ManageModelRequest\x1a!.pointsman.v1.ManageModelResponse0\x01\x12N\n\tCalibrate\x12\x1e.pointsman.v1.CalibrateRequest\x1a\x1f.pointsman.v1.CalibrateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pointsman/v1/admin.proto\x12\x0cpointsman.v1\x1a\x18pointsman/v1/fleet.proto\x1a\x19pointsman/v1/router.proto\x1a\x18pointsman/v1/types.proto\"$\n\x13ListAccountsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\">\n\x14ListAccountsResponse\x12&\n\x07\x61\x63\x63ount\x18\x01 \x01(\x0b\x32\x15.pointsman.v1.Account\"\xad\x01\n\x12ManageModelRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12)\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x19.pointsman.v1.ModelAction\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\x05slots\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0e\x63ontext_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x42\x08\n\x06_slotsB\x11\n\x0f_context_tokens\"@\n\x13ManageModelResponse\x12)\n\x06update\x18\x01 \x01(\x0b\x32\x19.pointsman.v1.OrderUpdate\"2\n\x10\x43\x61librateRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"y\n\x11\x43\x61librateResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12)\n\x06update\x18\x02 \x01(\x0b\x32\x19.pointsman.v1.OrderUpdate\x12(\n\x06models\x18\x03 \x03(\x0b\x32\x18.pointsman.v1.ModelState\"\x12\n\x10ListNodesRequest\"L\n\x11ListNodesResponse\x12\'\n\x05nodes\x18\x01 \x03(\x0b\x32\x18.pointsman.v1.NodeStatus\x12\x0e\n\x06issues\x18\x02 \x03(\t\"\xca\x05\n\nNodeStatus\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x19\n\x11last_seen_seconds\x18\x03 \x01(\x01\x12\x32\n\nattributes\x18\x04 \x01(\x0b\x32\x1e.pointsman.v1.StaticAttributes\x12(\n\x06models\x18\x05 \x03(\x0b\x32\x18.pointsman.v1.ModelState\x12*\n\x06health\x18\x06 \x01(\x0b\x32\x1a.pointsman.v1.HealthSample\x12\x1f\n\x12round_trip_seconds\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0f\x62\x61\x63klog_seconds\x18\x08 \x01(\x01\x12\x19\n\x11inflight_requests\x18\t \x01(\x05\x12\x1a\n\x12\x63ompleted_requests\x18\n \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x0b \x01(\x04\x12#\n\x16round_trip_age_seconds\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12%\n\x18receive_bytes_per_second\x18\r \x01(\x01H\x02\x88\x01\x01\x12&\n\x19transmit_bytes_per_second\x18\x0e \x01(\x01H\x03\x88\x01\x01\x12 \n\x13goodput_age_seconds\x18\x0f \x01(\x01H\x04\x88\x01\x01\x12\x1f\n\x12health_age_seconds\x18\x10 \x01(\x01H\x05\x88\x01\x01\x12\x1a\n\x12\x63\x61ncelled_requests\x18\x11 \x01(\x04\x42\x15\n\x13_round_trip_secondsB\x19\n\x17_round_trip_age_secondsB\x1b\n\x19_receive_bytes_per_secondB\x1c\n\x1a_transmit_bytes_per_secondB\x16\n\x14_goodput_age_secondsB\x15\n\x13_health_age_seconds\"8\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\";\n\x11\x44rainNodeResponse\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x18.pointsman.v1.NodeStatus\"$\n\x11\x46orgetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x14\n\x12\x46orgetNodeResponse\"\x12\n\x10GetPolicyRequest\"\xbb\x01\n\x11GetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t\x12\x1a\n\x12\x61vailable_policies\x18\x04 \x03(\t\x12\x16\n\x0ewindow_seconds\x18\x05 \x01(\x01\x12\x1a\n\x12max_batch_requests\x18\x06 \x01(\x05\"j\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t\"k\n\x11SetPolicyResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12/\n\x07weights\x18\x02 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x03 \x01(\t2\x96\x05\n\x0c\x41\x64minService\x12L\n\tListNodes\x12\x1e.pointsman.v1.ListNodesRequest\x1a\x1f.pointsman.v1.ListNodesResponse\x12L\n\tDrainNode\x12\x1e.pointsman.v1.DrainNodeRequest\x1a\x1f.pointsman.v1.DrainNodeResponse\x12O\n\nForgetNode\x12\x1f.pointsman.v1.ForgetNodeRequest\x1a .pointsman.v1.ForgetNodeResponse\x12L\n\tGetPolicy\x12\x1e.pointsman.v1.GetPolicyRequest\x1a\x1f.pointsman.v1.GetPolicyResponse\x12L\n\tSetPolicy\x12\x1e.pointsman.v1.SetPolicyRequest\x1a\x1f.pointsman.v1.SetPolicyResponse\x12T\n\x0bManageModel\x12 .pointsman.v1.ManageModelRequest\x1a!.pointsman.v1.ManageModelResponse0\x01\x12N\n\tCalibrate\x12\x1e.pointsman.v1.CalibrateRequest\x1a\x1f.pointsman.v1.CalibrateResponse0\x01\x12W\n\x0cListAccounts\x12!.pointsman.v1.ListAccountsRequest\x1a\".pointsman.v1.ListAccountsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pointsman.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MANAGEMODELREQUEST']._serialized_start=95
-  _globals['_MANAGEMODELREQUEST']._serialized_end=268
-  _globals['_MANAGEMODELRESPONSE']._serialized_start=270
-  _globals['_MANAGEMODELRESPONSE']._serialized_end=334
-  _globals['_CALIBRATEREQUEST']._serialized_start=336
-  _globals['_CALIBRATEREQUEST']._serialized_end=386
-  _globals['_CALIBRATERESPONSE']._serialized_start=388
-  _globals['_CALIBRATERESPONSE']._serialized_end=509
-  _globals['_LISTNODESREQUEST']._serialized_start=511
-  _globals['_LISTNODESREQUEST']._serialized_end=529
-  _globals['_LISTNODESRESPONSE']._serialized_start=531
-  _globals['_LISTNODESRESPONSE']._serialized_end=607
-  _globals['_NODESTATUS']._serialized_start=610
-  _globals['_NODESTATUS']._serialized_end=1324
-  _globals['_DRAINNODEREQUEST']._serialized_start=1326
-  _globals['_DRAINNODEREQUEST']._serialized_end=1382
-  _globals['_DRAINNODERESPONSE']._serialized_start=1384
-  _globals['_DRAINNODERESPONSE']._serialized_end=1443
-  _globals['_FORGETNODEREQUEST']._serialized_start=1445
-  _globals['_FORGETNODEREQUEST']._serialized_end=1481
-  _globals['_FORGETNODERESPONSE']._serialized_start=1483
-  _globals['_FORGETNODERESPONSE']._serialized_end=1503
-  _globals['_GETPOLICYREQUEST']._serialized_start=1505
-  _globals['_GETPOLICYREQUEST']._serialized_end=1523
-  _globals['_GETPOLICYRESPONSE']._serialized_start=1526
-  _globals['_GETPOLICYRESPONSE']._serialized_end=1713
-  _globals['_SETPOLICYREQUEST']._serialized_start=1715
-  _globals['_SETPOLICYREQUEST']._serialized_end=1821
-  _globals['_SETPOLICYRESPONSE']._serialized_start=1823
-  _globals['_SETPOLICYRESPONSE']._serialized_end=1930
-  _globals['_ADMINSERVICE']._serialized_start=1933
-  _globals['_ADMINSERVICE']._serialized_end=2506
+  _globals['_LISTACCOUNTSREQUEST']._serialized_start=121
+  _globals['_LISTACCOUNTSREQUEST']._serialized_end=157
+  _globals['_LISTACCOUNTSRESPONSE']._serialized_start=159
+  _globals['_LISTACCOUNTSRESPONSE']._serialized_end=221
+  _globals['_MANAGEMODELREQUEST']._serialized_start=224
+  _globals['_MANAGEMODELREQUEST']._serialized_end=397
+  _globals['_MANAGEMODELRESPONSE']._serialized_start=399
+  _globals['_MANAGEMODELRESPONSE']._serialized_end=463
+  _globals['_CALIBRATEREQUEST']._serialized_start=465
+  _globals['_CALIBRATEREQUEST']._serialized_end=515
+  _globals['_CALIBRATERESPONSE']._serialized_start=517
+  _globals['_CALIBRATERESPONSE']._serialized_end=638
+  _globals['_LISTNODESREQUEST']._serialized_start=640
+  _globals['_LISTNODESREQUEST']._serialized_end=658
+  _globals['_LISTNODESRESPONSE']._serialized_start=660
+  _globals['_LISTNODESRESPONSE']._serialized_end=736
+  _globals['_NODESTATUS']._serialized_start=739
+  _globals['_NODESTATUS']._serialized_end=1453
+  _globals['_DRAINNODEREQUEST']._serialized_start=1455
+  _globals['_DRAINNODEREQUEST']._serialized_end=1511
+  _globals['_DRAINNODERESPONSE']._serialized_start=1513
+  _globals['_DRAINNODERESPONSE']._serialized_end=1572
+  _globals['_FORGETNODEREQUEST']._serialized_start=1574
+  _globals['_FORGETNODEREQUEST']._serialized_end=1610
+  _globals['_FORGETNODERESPONSE']._serialized_start=1612
+  _globals['_FORGETNODERESPONSE']._serialized_end=1632
+  _globals['_GETPOLICYREQUEST']._serialized_start=1634
+  _globals['_GETPOLICYREQUEST']._serialized_end=1652
+  _globals['_GETPOLICYRESPONSE']._serialized_start=1655
+  _globals['_GETPOLICYRESPONSE']._serialized_end=1842
+  _globals['_SETPOLICYREQUEST']._serialized_start=1844
+  _globals['_SETPOLICYREQUEST']._serialized_end=1950
+  _globals['_SETPOLICYRESPONSE']._serialized_start=1952
+  _globals['_SETPOLICYRESPONSE']._serialized_end=2059
+  _globals['_ADMINSERVICE']._serialized_start=2062
+  _globals['_ADMINSERVICE']._serialized_end=2724
 # @@protoc_insertion_point(module_scope)

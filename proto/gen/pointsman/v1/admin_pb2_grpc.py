@@ -70,6 +70,11 @@ class AdminServiceStub:
                 request_serializer=pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.FromString,
                 _registered_method=True)
+        self.ListAccounts = channel.unary_stream(
+                '/pointsman.v1.AdminService/ListAccounts',
+                request_serializer=pointsman_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_admin__pb2.ListAccountsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -123,6 +128,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAccounts(self, request, context):
+        """The answered requests that the controller still has in memory, the latest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Calibrate,
                     request_deserializer=pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.SerializeToString,
+            ),
+            'ListAccounts': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListAccounts,
+                    request_deserializer=pointsman_dot_v1_dot_admin__pb2.ListAccountsRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_admin__pb2.ListAccountsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class AdminService:
             '/pointsman.v1.AdminService/Calibrate',
             pointsman_dot_v1_dot_admin__pb2.CalibrateRequest.SerializeToString,
             pointsman_dot_v1_dot_admin__pb2.CalibrateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAccounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pointsman.v1.AdminService/ListAccounts',
+            pointsman_dot_v1_dot_admin__pb2.ListAccountsRequest.SerializeToString,
+            pointsman_dot_v1_dot_admin__pb2.ListAccountsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class AdminServiceStub:
     """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
     Calibrate: _grpc.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]
     """Has nodes measure the speed of their models anew. Ends when all have."""
+    ListAccounts: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
+    """The answered requests that the controller still has in memory, the latest first."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -63,6 +65,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
     Calibrate: _aio.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]  # type: ignore[assignment]
     """Has nodes measure the speed of their models anew. Ends when all have."""
+    ListAccounts: _aio.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
+    """The answered requests that the controller still has in memory, the latest first."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of the controller."""
@@ -120,5 +124,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.CalibrateResponse], _abc.AsyncIterator[_admin_pb2.CalibrateResponse]]:
         """Has nodes measure the speed of their models anew. Ends when all have."""
+
+    @_abc_1.abstractmethod
+    def ListAccounts(
+        self,
+        request: _admin_pb2.ListAccountsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListAccountsResponse], _abc.AsyncIterator[_admin_pb2.ListAccountsResponse]]:
+        """The answered requests that the controller still has in memory, the latest first."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
