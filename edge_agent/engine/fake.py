@@ -5,6 +5,7 @@ alone, never on what else the engine is doing.
 """
 
 import asyncio
+import collections
 import hashlib
 import random
 import re
@@ -22,6 +23,7 @@ from edge_agent.engine.base import (
     GenerationRequest,
     LoadedModel,
     Message,
+    PrefixReuse,
     PromptProgress,
     RejectedError,
     RejectionKind,
@@ -29,6 +31,8 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
+from edge_agent.engine.fake_json import fake_json
+from edge_agent.engine.prefixes import common_prefix
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
@@ -57,6 +61,7 @@ _WORDS: Final = [
 ]
 _TOKEN: Final = re.compile(r"\S+\s*|\s+")
 _PREFILL_CHUNK_SECONDS: Final = 0.25
+_KEPT_SESSIONS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,13 @@ class _Sequence:
     completion_tokens: int = 0
     work_seconds: float = 0.0
     prefill_work_seconds: float = 0.0
+    cached_tokens: int = 0
 
 
 class FakeEngine:
     """An `InferenceEngine` that answers at once with made-up words.
+
+    A session reuses what its turn before has read. JSON is made up too; a grammar is refused.
 
     Args:
         settings: `model_path` is never opened.
@@ -142,6 +150,7 @@ class FakeEngine:
         self._clock = clock
         self._sequences: dict[str, _Sequence] = {}
         self._ended: set[asyncio.Task[None]] = set()
+        self._sessions: collections.OrderedDict[str, list[str]] = collections.OrderedDict()
         self._free_slots = asyncio.Semaphore(settings.slots)
         self._is_loaded = False
         self._is_closed = False
@@ -168,6 +177,7 @@ class FakeEngine:
             characters_per_token=6.0,
             engine_version="fake",
             resident_bytes=None,
+            supports_response_format=True,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
@@ -233,6 +243,8 @@ class FakeEngine:
                 "This model has no chat template; send a raw prompt.",
             )
         text = _prompt_text(request.prompt)
+        if request.response_format is not None:
+            fake_json(request.response_format, "")  # refuses what it cannot keep
         prompt_tokens = count_fake_tokens(text)
         if prompt_tokens >= self.settings.context_tokens:
             raise RejectedError(
@@ -266,15 +278,27 @@ class FakeEngine:
         self._end(sequence, reason)
 
     async def _read_prompt(self, sequence: _Sequence) -> None:
-        total = count_fake_tokens(sequence.text)
+        tokens = _TOKEN.findall(sequence.text)
+        total = len(tokens)
+        sequence.cached_tokens = self._reuse(sequence.request.session_id, tokens)
         rate = self.speeds.prefill_rate
         chunk = total if rate is None else max(1, int(rate * _PREFILL_CHUNK_SECONDS))
-        done = 0
+        done = sequence.cached_tokens
         while done < total:
             step = min(chunk, total - done)
             await self._work(sequence, 0.0 if rate is None else step / rate)
             done += step
             self._put(sequence, PromptProgress(done, total))
+
+    def _reuse(self, session_id: str, tokens: list[str]) -> int:
+        """Tokens of a prompt that the session has read already; at least one is left."""
+        if not session_id or self.settings.prefix_reuse is PrefixReuse.OFF:
+            return 0
+        before = self._sessions.pop(session_id, [])
+        self._sessions[session_id] = tokens
+        if len(self._sessions) > _KEPT_SESSIONS:
+            self._sessions.popitem(last=False)
+        return min(common_prefix(before, tokens), len(tokens) - 1)
 
     async def _decode(self, sequence: _Sequence) -> StopReason:
         sampling = sequence.request.sampling
@@ -285,7 +309,10 @@ class FakeEngine:
         room = self.settings.context_tokens - count_fake_tokens(sequence.text)
         limit = min(sampling.max_tokens, room)
         unsent = 0
-        for token in _TOKEN.findall(self._answer(sequence.text, seed)):
+        answer = self._answer(sequence.text, seed)
+        if sequence.request.response_format is not None:
+            answer = fake_json(sequence.request.response_format, answer)
+        for token in _TOKEN.findall(answer):
             if sequence.completion_tokens >= limit:
                 self._put_text(sequence, shown.finish(), unsent)
                 return StopReason.LENGTH
@@ -352,6 +379,7 @@ class FakeEngine:
                 prefill_seconds=answered - started,
                 decode_seconds=now - answered,
                 work_seconds=sequence.work_seconds,
+                cached_prompt_tokens=sequence.cached_tokens,
                 prefill_work_seconds=sequence.prefill_work_seconds,
             )
         )

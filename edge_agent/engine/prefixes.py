@@ -45,7 +45,7 @@ class KeptSequence:
     turn: int
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     """How many tokens two sequences begin with alike."""
     length = min(len(one), len(other))
     # Whole stretches first: comparing slices is much faster than comparing their elements.

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ import pytest
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
+    FormatKind,
     GenerationEvent,
     GenerationRequest,
     InferenceEngine,
@@ -20,6 +22,7 @@ from edge_agent.engine.base import (
     PromptProgress,
     RejectedError,
     RejectionKind,
+    ResponseFormat,
     Sampling,
     SlowReaderError,
     StopReason,
@@ -363,6 +366,83 @@ async def test_more_requests_than_slots_wait_and_more_than_the_queue_are_rejecte
     assert [r.kind for r in rejected] == [RejectionKind.QUEUE_FULL] * 3
     assert sum(isinstance(r, list) for r in results) == capacity
     assert engine.stats().busy_slots == engine.stats().queued_requests == 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "count": {"type": "integer"},
+        "colour": {"enum": ["red", "green"]},
+    },
+    "required": ["name", "count", "colour"],
+}
+
+
+async def test_a_response_format_is_kept_or_refused(make_engine: MakeEngine) -> None:
+    """Never ignored."""
+    engine = make_engine()
+    model = await engine.load()
+    wanted = ResponseFormat(FormatKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    chat = (Message("user", "Describe a ball as JSON."),)
+    request = GenerationRequest("json", chat, Sampling(150, temperature=0.0), wanted)
+    try:
+        if not model.supports_response_format:
+            with pytest.raises(RejectedError) as caught:
+                await read_all(engine, request)
+            assert caught.value.kind is RejectionKind.INVALID_REQUEST
+            return
+        events = await read_all(engine, request)
+        if isinstance(engine, OpenAiEngine):  # whose server here says what it likes
+            return
+        assert account_of(events).reason is StopReason.STOP
+        answer = json.loads(text_of(events))
+        assert list(answer) == ["name", "count", "colour"]
+        assert len(answer["name"]) <= 10
+        assert isinstance(answer["count"], int)
+        assert answer["colour"] in ("red", "green")
+        cut = GenerationRequest("cut", chat, Sampling(2, temperature=0.0), wanted)
+        assert account_of(await read_all(engine, cut)).reason is StopReason.LENGTH
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (FormatKind.JSON_SCHEMA, "{"),
+        (FormatKind.JSON_SCHEMA, '{"type":"integer","minimum":1}'),
+        (FormatKind.JSON_OBJECT, "x"),
+        (FormatKind.GRAMMAR, "no rule"),
+        (FormatKind.GRAMMAR, "root ::= missing"),
+    ],
+)
+async def test_a_format_that_cannot_be_kept_is_rejected_and_the_rest_goes_on(
+    engine: InferenceEngine, kind: FormatKind, text: str
+) -> None:
+    bad = GenerationRequest("bad", PROMPT, response_format=ResponseFormat(kind, text))
+    results = await asyncio.gather(
+        read_all(engine, bad), read_all(engine, request_for("fine")), return_exceptions=True
+    )
+    if not (
+        isinstance(engine, OpenAiEngine) and text == "root ::= missing"
+    ):  # its server would know
+        assert isinstance(results[0], RejectedError)
+        assert results[0].kind is RejectionKind.INVALID_REQUEST
+    assert isinstance(results[1], list)
+
+
+async def test_a_session_counts_what_it_did_not_read_again(engine: InferenceEngine) -> None:
+    accounts = []
+    for number, prompt in enumerate((PROMPT, f"{PROMPT} it was a calm day, and then")):
+        request = GenerationRequest(
+            f"turn-{number}", prompt, Sampling(4, temperature=0.0), session_id="talk"
+        )
+        accounts.append(account_of(await read_all(engine, request)))
+    assert accounts[0].cached_prompt_tokens == 0
+    assert 0 <= accounts[1].cached_prompt_tokens < accounts[1].prompt_tokens
+    if not isinstance(engine, OpenAiEngine):  # whose server may not tell
+        assert accounts[1].cached_prompt_tokens >= accounts[0].prompt_tokens - 1
 
 
 async def test_cancel_ends_the_iterator_with_cancelled(engine: InferenceEngine) -> None:
