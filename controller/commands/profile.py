@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from controller.client import connected
+from controller.client import Client, connected
 from controller.commands.asking import (
     CommandFailedError,
     Target,
     Wrong,
     asks_controller,
+    call_controller,
     run_to_end,
     text,
 )
+from pointsman.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from controller.offline.asking import Sending, Teacher
@@ -503,9 +505,12 @@ def _write_failures(path: Path, failures: Sequence[Any]) -> Path | None:
 
 
 @profile.command("report")
-@click.argument("folder", type=_FOLDER)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def report_command(folder: Path, as_json: bool) -> None:
+@click.argument("folder", type=_FOLDER, required=False)
+@click.option(
+    "--live", is_flag=True, help="Judge what the controller answered lately, instead of a folder."
+)
+@asks_controller
+def report_command(folder: Path | None, live: bool, target: Target) -> None:
     """Compare predicted with measured finishes in FOLDER, and show quality by class and model.
 
     Predictions are judged by the batches of `profile routed`; where there are none, by the
@@ -514,10 +519,42 @@ def report_command(folder: Path, as_json: bool) -> None:
     from controller.offline.journal import JournalError
     from controller.offline.summary import all_entries
 
+    if live == (folder is not None):
+        raise click.UsageError("name a folder, or say --live")
+    if folder is None:
+        _show_live_report(target)
+        return
     try:
-        _show_report(list(all_entries(folder)), as_json)
+        _show_report(list(all_entries(folder)), target.as_json)
     except JournalError as error:
         raise CommandFailedError(str(error)) from error
+
+
+def _show_live_report(target: Target) -> None:
+    from controller.offline.report import Timing, report, report_as_json
+    from controller.offline.tables import print_report
+
+    async def call(client: Client) -> list[Timing]:
+        stream = client.admin.ListAccounts(admin_pb2.ListAccountsRequest(), timeout=60)
+        return [
+            Timing(
+                response.account.node_id,
+                response.account.model,
+                response.account.batch_id,
+                response.account.predicted_finish_seconds,
+                response.account.measured_finish_seconds,
+            )
+            async for response in stream
+        ]
+
+    timings = call_controller(target, call)
+    found = report(timings, ())
+    if target.as_json:
+        click.echo(json.dumps({"predictions_of": "live", "failed": None, **report_as_json(found)}))
+    elif not timings:
+        raise CommandFailedError("the controller has answered nothing since it started")
+    else:
+        print_report(found, _console())
 
 
 def _show_report(entries: Sequence[Any], as_json: bool) -> None:

@@ -165,6 +165,10 @@ def test_routed_batches_are_reported_and_everything_is_exported(tmp_path: Path) 
             assert report["requests"]["requests"] == 15  # the pinned ones are not routed
             assert sum(row["graded"] for row in report["quality"]) == 17
             assert {row["question_class"] for row in report["quality"]} == {"even", "odd"}
+            live, _ = await command(fleet, "report", "--live", *where(fleet))
+            assert live["predictions_of"] == "live"
+            assert live["requests"]["requests"] == 17
+            assert set(live["destinations"]) == set(report["destinations"]) | {"two/fake-a"}
             for format in ("csv", "parquet"):
                 exported, _ = await command(fleet, "export", out, "--format", format, "--json")
                 assert exported["measurements"] == 17
@@ -284,6 +288,8 @@ def test_what_no_destination_can_take_is_a_failure_and_the_rest_is_measured(
         (["--workload", "good.jsonl", "--classes", "other", "--out", "run"], 2, "no class other"),
         (["--workload", "good.jsonl", "--out", "run"], 1, "no controller answers"),
         (["report", "nothing"], 1, "no profiling run"),
+        (["report"], 2, "--live"),
+        (["report", "run", "--live"], 2, "--live"),
         (["export", "nothing"], 1, "no profiling run"),
     ],
 )
