@@ -26,6 +26,7 @@ from controller.routing.problem import (
     ProblemMetadata,
     RoutingProblem,
     checked_weights,
+    name_key,
 )
 
 DEFAULT_WEIGHTS: Final = (0.25, 0.25, 0.25, 0.25)
@@ -225,6 +226,7 @@ def formulate(
         ),
     )
     models = sorted({d.model for d in destinations})
+    keys = {model: name_key(model) for model in models}
     problem = RoutingProblem(
         quality=quality,
         cost_usd=cost,
@@ -245,6 +247,8 @@ def formulate(
             predicted_tokens=(prompt_tokens + answer_tokens).mean(axis=1),
             class_quality=class_quality,
             cluster_error=cluster_error,
+            node_key=np.array([name_key(node.node_id) for node in snapshot.nodes], dtype=np.int64),
+            model_key=np.array([keys[d.model] for d in destinations], dtype=np.int64),
         ),
     )
     return FormulatedBatch(

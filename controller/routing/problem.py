@@ -5,6 +5,7 @@ problem file of `docs/problem-format.md`.
 """
 
 import enum
+import hashlib
 import zipfile
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -87,6 +88,11 @@ class Normalisation(enum.Enum):
     MINMAX = "minmax"
 
 
+def name_key(name: str) -> int:
+    """A number below 2**63 that stands for a name in arrays, the same everywhere and always."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
 def _empty_metadata() -> "ProblemMetadata":
     return ProblemMetadata()
 
@@ -105,6 +111,8 @@ class ProblemMetadata:
         predicted_tokens: float64[R]; predicted length, prompt and answer together.
         class_quality: float64[R, D]; quality of the request's class at the destination, 0 to 1.
         cluster_error: float64[R, D]; error rate of the request's cluster at the destination.
+        node_key: int64[N]; `name_key` of each node's id, at least 0. For policies trained on a fleet.
+        model_key: int64[D]; `name_key` of the model served there, at least 0.
     """
 
     node_is_edge: BoolArray | None = None
@@ -114,6 +122,8 @@ class ProblemMetadata:
     predicted_tokens: FloatArray | None = None
     class_quality: FloatArray | None = None
     cluster_error: FloatArray | None = None
+    node_key: IntArray | None = None
+    model_key: IntArray | None = None
 
 
 _METADATA_AXES: Final = {
@@ -124,11 +134,15 @@ _METADATA_AXES: Final = {
     "predicted_tokens": ("R",),
     "class_quality": ("R", "D"),
     "cluster_error": ("R", "D"),
+    "node_key": ("N",),
+    "model_key": ("D",),
 }
 _METADATA_DTYPES: Final[dict[str, type[np.generic]]] = {
     "node_is_edge": np.bool_,
     "model_of": np.int64,
     "slots": np.int64,
+    "node_key": np.int64,
+    "model_key": np.int64,
 }
 
 

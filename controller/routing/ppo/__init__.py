@@ -1,0 +1,1 @@
+"""Learned policies: DRLM's factorised one, and one that scores candidates with shared weights."""

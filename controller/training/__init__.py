@@ -1,0 +1,1 @@
+"""Offline training of what the controller serves; nothing that serves imports it."""
