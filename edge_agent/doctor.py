@@ -15,13 +15,27 @@ from urllib.parse import urlsplit
 import psutil
 
 from edge_agent.config import ModelSettings, Settings
-from edge_agent.errors import AgentError, NotRunningError, UsageError
+from edge_agent.cpu_features import compare_features
+from edge_agent.errors import AgentError, NotRunningError, UnknownModelError, UsageError
 from edge_agent.identity import describe_host, user_name
 from edge_agent.status import ask_status
+from edge_agent.tls_check import check_certificate
 
 _EARLIEST_PLAUSIBLE_TIME: Final = 1_767_225_600  # 2026-01-01: older than this software
 _DISK_RESERVE_BYTES: Final = 1_000_000_000
 _CHECK_SECONDS: Final = 15.0
+_REBUILD: Final = (
+    "CMAKE_ARGS=-DGGML_NATIVE=on pip install --no-cache-dir --force-reinstall "
+    "--no-binary llama-cpp-python llama-cpp-python, on this device"
+)
+_DEVICES: Final = (
+    "dev/dri/renderD*",
+    "dev/nvidia[0-9]*",
+    "dev/nvmap",
+    "dev/nvhost-gpu",
+    "dev/vcio",
+)
+"""What GPUs and a Pi's firmware are reached by; each belongs to a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,7 @@ async def examine(settings: Settings) -> list[Finding]:
         ("models", _check_models),
         ("remote", _check_remote),
         ("memory", _check_memory),
+        ("devices", _check_devices),
         ("sensors", _check_sensors),
         ("clock", _check_clock),
         ("controller", _check_controller),
@@ -74,7 +89,8 @@ async def _check_engine(settings: Settings) -> list[Finding]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        "import llama_cpp; llama_cpp.llama_backend_init(); print(llama_cpp.__version__)",
+        "import llama_cpp; llama_cpp.llama_backend_init(); print(llama_cpp.__version__);"
+        "print(llama_cpp.llama_print_system_info().decode())",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -84,20 +100,37 @@ async def _check_engine(settings: Settings) -> list[Finding]:
         if process.returncode is None:
             process.kill()
     if process.returncode == 0:
-        return [Finding("engine", "ok", f"llama-cpp-python {out.decode().strip()} works")]
+        version, _, system_info = out.decode(errors="replace").strip().partition("\n")
+        return _judge_build(version, system_info)
     if process.returncode == -4:  # SIGILL
         return [
             Finding(
                 "engine",
                 "error",
                 "llama.cpp was built for a CPU with instructions that this one lacks",
-                "CMAKE_ARGS=-DGGML_NATIVE=on pip install --no-cache-dir --force-reinstall "
-                "--no-binary llama-cpp-python llama-cpp-python, on this device",
+                _REBUILD,
             )
         ]
     last = (err.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
     text = f"llama.cpp cannot be used: {last}"
     return [Finding("engine", "error", text, "pip install pointsman[agent]")]
+
+
+def _judge_build(version: str, system_info: str) -> list[Finding]:
+    """Case P9: a build for another processor may run for a while before it dies of it."""
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        cpuinfo = ""
+    fit = compare_features(system_info, cpuinfo)
+    if fit.lacking:
+        text = f"llama.cpp was built for a CPU with {', '.join(fit.lacking)}, which this one lacks"
+        return [Finding("engine", "error", text, _REBUILD)]
+    works = f"llama-cpp-python {version} works"
+    if fit.unused:
+        text = f"{works}, but slower than it need be: its build does not use"
+        return [Finding("engine", "warning", f"{text} {', '.join(fit.unused)}", _REBUILD)]
+    return [Finding("engine", "ok", f"{works}, and its build suits this CPU")]
 
 
 async def _check_data_dir(settings: Settings) -> list[Finding]:
@@ -150,16 +183,31 @@ async def _check_models(settings: Settings) -> list[Finding]:
         presence = store.state_of(entry).presence
         if presence is ModelPresence.INSTALLED:
             findings.append(Finding("models", "ok", f"{model.name}: {store.path_of(entry)}"))
-        else:
-            findings.append(
-                Finding(
-                    "models",
-                    "warning",
-                    f"{model.name}: {presence.value}; the agent will fetch it when it starts",
-                    f"edge-agent models pull {model.name}",
-                )
+            continue
+        free = _free_bytes(settings.models_path)
+        if entry.size_bytes is not None and free - entry.size_bytes < _DISK_RESERVE_BYTES:
+            text = (
+                f"{model.name}: {presence.value}; it has {entry.size_bytes / 1e9:.1f} GB, "
+                f"{free / 1e9:.1f} GB are free, and {_DISK_RESERVE_BYTES / 1e9:g} GB stay free"
             )
+            fix = "edge-agent models remove NAME of one that is not used, or set models_dir"
+            findings.append(Finding("models", "error", text, fix))
+            continue
+        findings.append(
+            Finding(
+                "models",
+                "warning",
+                f"{model.name}: {presence.value}; the agent will fetch it when it starts",
+                f"edge-agent models pull {model.name}",
+            )
+        )
     return findings
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 async def _check_remote(settings: Settings) -> list[Finding]:
@@ -208,7 +256,71 @@ async def _check_memory(settings: Settings) -> list[Finding]:
     text = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
     if memory.available < 400_000_000:
         return [Finding("memory", "warning", text, "stop other programs, or serve a smaller model")]
-    return [Finding("memory", "ok", text)]
+    return [Finding("memory", "ok", text), *await asyncio.to_thread(_check_budget, settings)]
+
+
+def _check_budget(settings: Settings) -> list[Finding]:
+    """Whether the models that are here and loaded at start fit the memory budget together."""
+    from edge_agent.engine.memory import available_bytes
+    from edge_agent.models.catalog import load_catalog
+    from edge_agent.models.store import ModelPresence, ModelStore
+    from edge_agent.serving.engine_settings import local_engine_settings
+    from edge_agent.serving.hosted import PreparedModel, estimate_model_bytes
+    from edge_agent.serving.residency import budget_of
+
+    catalog = load_catalog(user_path=settings.catalog_path)
+    store = ModelStore(settings.models_path)
+    needs: dict[str, int] = {}
+    for model in settings.models:
+        if model.remote is not None or not model.load_at_start:
+            continue
+        try:
+            entry = catalog.get(model.name)
+        except UnknownModelError:
+            continue  # `_check_models` tells of it
+        if store.state_of(entry).presence is not ModelPresence.INSTALLED:
+            continue
+        prepared = PreparedModel(store.path_of(entry), "", "", 0.0, "", entry.context_tokens, None)
+        needed = estimate_model_bytes(local_engine_settings(model, prepared))
+        if needed is not None:
+            needs[model.name] = needed
+    if not needs:
+        return []
+    available = available_bytes()
+    budget = budget_of(settings.memory, available, psutil.virtual_memory().total)
+    listed = ", ".join(f"{name} {needed / 1e9:.1f} GB" for name, needed in needs.items())
+    text = f"models need about {sum(needs.values()) / 1e9:.1f} of {budget / 1e9:.1f} GB: {listed}"
+    if sum(needs.values()) <= budget:
+        return [Finding("memory", "ok", text)]
+    fix = "give them fewer slots or a shorter context, or load_at_start = false for some of them"
+    return [Finding("memory", "warning", text, fix)]
+
+
+async def _check_devices(settings: Settings) -> list[Finding]:
+    return examine_devices(Path("/"))
+
+
+def examine_devices(root: Path) -> list[Finding]:
+    """Whether this user may open the device files of GPUs and firmware (case D13)."""
+    found = [path for pattern in _DEVICES for path in sorted(root.glob(pattern))]
+    closed = [path for path in found if not os.access(path, os.R_OK | os.W_OK)]
+    if not closed:
+        names = ", ".join(path.name for path in found)
+        text = f"{names} can be opened" if found else "no device files of a GPU or of firmware"
+        return [Finding("devices", "ok", text)]
+    findings = []
+    for path in closed:
+        try:
+            group = path.group()
+        except (KeyError, OSError):
+            group = "video"
+        text = f"{path} cannot be opened by {user_name()}"
+        fix = (
+            f"usermod -aG {group} {user_name()}, and restart the agent; with the Ansible role set"
+            f" edge_agent_supplementary_groups and edge_agent_devices; in a container pass {path}"
+        )
+        findings.append(Finding("devices", "warning", text, fix))
+    return findings
 
 
 async def _check_sensors(settings: Settings) -> list[Finding]:
@@ -265,6 +377,9 @@ async def _check_controller(settings: Settings) -> list[Finding]:
         return [Finding("controller", "error", str(error), fix)]
     host, _, port = controller.address.rpartition(":")
     try:
+        if not controller.insecure:
+            answer = await check_certificate(controller, time.time())
+            return [Finding("controller", answer.level, answer.text, answer.fix)]
         _, writer = await asyncio.wait_for(
             asyncio.open_connection(host.strip("[]"), int(port)), 5.0
         )
@@ -279,7 +394,7 @@ async def _check_controller(settings: Settings) -> list[Finding]:
             )
         ]
     writer.close()
-    return [Finding("controller", "ok", f"{controller.address} answers")]
+    return [Finding("controller", "ok", f"{controller.address} answers, unencrypted")]
 
 
 async def _check_agent(settings: Settings) -> list[Finding]:

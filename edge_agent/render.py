@@ -43,14 +43,18 @@ def print_status(status: dict[str, Any]) -> None:
             covers = health.get("power_coverage")
             source = health["power_source"] + (f", {covers}" if covers else "")
             parts.append(f"{health['power_watts']:.1f} W ({source})")
+        if health.get("gpu_utilisation_ratio") is not None:
+            parts.insert(1, f"GPU {100 * health['gpu_utilisation_ratio']:.0f} %")
+        if health.get("power_mode"):
+            parts.append(f"power mode {health['power_mode']}")
         out.print(f"{status['hardware']}: {', '.join(parts)}")
     table = Table()
     for name in ("model", "phase", "slots", "queued", "one tok/s", "all tok/s", "memory MB"):
         table.add_column(name, overflow="fold")
     for model in status["models"]:
         table.add_row(
-            model["name"],
-            model["phase"],
+            model["name"] + (" (pinned)" if model.get("is_pinned") else ""),
+            _phase(model),
             f"{model['busy_slots']}/{model['slots']}",
             str(model["queued_requests"]),
             _number(model["decode_tokens_per_second"]),
@@ -59,11 +63,23 @@ def print_status(status: dict[str, Any]) -> None:
         )
     if status["models"]:
         out.print(table)
+    memory = status.get("memory")
+    if memory and memory["reserved_bytes"]:
+        out.print(
+            f"models hold {memory['reserved_bytes'] / 1e6:.0f} MB of a budget of "
+            f"{memory['budget_bytes'] / 1e6:.0f} MB"
+        )
     requests = status["requests"]
     out.print(
         f"{requests['running']} running, {requests['completed']} answered, "
         f"{requests['failed']} failed; {requests['energy_joules']:.0f} J "
-        f"({requests['energy_source']})"
+        f"({requests['energy_source']}"
+        + (
+            f"; {requests['prefill_joules']:.0f} J for prompts, "
+            f"{requests['decode_joules']:.0f} J for answers)"
+            if requests.get("prefill_joules") or requests.get("decode_joules")
+            else ")"
+        )
     )
     energy = status.get("energy")
     if energy and energy["total_joules"]:
@@ -73,6 +89,8 @@ def print_status(status: dict[str, Any]) -> None:
             f"{energy['requests_joules']:.0f} J answers + {energy['idle_joules']:.0f} J idle; "
             f"{100 * measured / (measured + estimated):.0f} % of the time measured"
         )
+        if energy.get("today_joules") is not None:
+            out.print(f"energy today: {energy['today_joules']:.0f} J")
     for entry in requests["recent"][:5]:
         out.print(
             f"  {entry['request_id']}: {entry['outcome']}, {entry['completion_tokens']} tokens in "
@@ -80,7 +98,7 @@ def print_status(status: dict[str, Any]) -> None:
             markup=False,
         )
     for model in status["models"]:
-        if model["phase"] == "loading" and model["issue"]:
+        if model["phase"] not in ("ready", "failed") and model["issue"]:
             out.print(f"{model['name']}: {model['issue']}", markup=False)
     for issue in status["issues"]:
         out.print(f"issue: {issue}", markup=False)
@@ -111,6 +129,11 @@ def print_bench(report: "BenchReport") -> None:
     for rate in report.decode:
         table.add_row(str(rate.sequences), f"{rate.tokens_per_second:.1f}", f"{rate.ratio:.2f}")
     out.print(table)
+
+
+def _phase(model: dict[str, Any]) -> str:
+    ratio = model.get("progress_ratio")
+    return str(model["phase"]) + ("" if ratio is None else f" {100 * ratio:.0f} %")
 
 
 def _number(value: float | None) -> str:

@@ -33,7 +33,7 @@ from edge_agent.serving.hosted import (
     estimate_model_bytes,
     new_hosted,
 )
-from edge_agent.serving.residency import NoRoom, Resident, make_room
+from edge_agent.serving.residency import NoRoom, Resident, budget_of, make_room
 from edge_agent.serving.token_energy import TokenEnergy
 
 __all__ = [
@@ -332,12 +332,7 @@ class ModelHost:
     @property
     def budget_bytes(self) -> int:
         """What all loaded models may take together."""
-        memory = self.settings.memory
-        if memory.budget_bytes:
-            return memory.budget_bytes
-        if memory.budget_ratio:
-            return int(memory.budget_ratio * self.total_bytes)
-        return max(0, self.available_bytes - memory.reserve_bytes)
+        return budget_of(self.settings.memory, self.available_bytes, self.total_bytes)
 
     @property
     def reserved_bytes(self) -> int:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge_agent.config import MemorySettings
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -34,6 +36,20 @@ class NoRoom:
     """The model does not fit; `message` says why, with the numbers."""
 
     message: str
+
+
+def budget_of(memory: MemorySettings, available_bytes: int, total_bytes: int) -> int:
+    """What all loaded models may take together.
+
+    Args:
+        available_bytes: to new processes, when nothing was loaded yet.
+        total_bytes: of the machine.
+    """
+    if memory.budget_bytes:
+        return memory.budget_bytes
+    if memory.budget_ratio:
+        return int(memory.budget_ratio * total_bytes)
+    return max(0, available_bytes - memory.reserve_bytes)
 
 
 def make_room(

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import shutil
 import time
 from collections import namedtuple
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
-from edge_agent.doctor import Finding, examine
+from edge_agent.doctor import Finding, examine, examine_devices
 from edge_agent.status import StatusServer
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,7 @@ async def test_every_finding_that_is_not_ok_says_what_to_do(settings: Settings) 
         "data_dir",
         "models",
         "memory",
+        "devices",
         "sensors",
         "clock",
         "controller",
@@ -102,7 +104,7 @@ async def test_model_that_is_not_here_or_not_known_is_told(settings: Settings) -
 async def test_controller_that_answers_is_ok(settings: Settings) -> None:
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1") as server:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        there = replace(settings, controller=ControllerSettings(address))
+        there = replace(settings, controller=ControllerSettings(address, insecure=True))
         assert (await finding_of(there, "controller")).level == "ok"
     away = await finding_of(there, "controller")
     assert away.level == "error"
@@ -146,3 +148,32 @@ async def test_check_that_fails_itself_stops_nothing(
     assert finding.level == "error"
     assert "the disk is gone" in finding.text
     assert (await finding_of(settings, "clock")).level == "ok"
+
+
+def test_device_that_cannot_be_opened_names_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case D13."""
+    device = tmp_path / "dev" / "vcio"
+    device.parent.mkdir()
+    device.touch()
+    (opened,) = examine_devices(tmp_path)
+    assert (opened.level, opened.text) == ("ok", "vcio can be opened")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    (closed,) = examine_devices(tmp_path)
+    assert closed.level == "warning"
+    assert f"usermod -aG {device.group()} " in closed.fix
+    (nothing,) = examine_devices(tmp_path / "dev")
+    assert nothing.level == "ok"
+
+
+async def test_model_for_which_the_disk_has_no_room_is_an_error(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case M5."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(10**9, 0, 10**9))
+    absent = replace(settings, models=(ModelSettings("smollm2-135m-instruct-q4_1"),))
+    finding = await finding_of(absent, "models")
+    assert finding.level == "error"
+    assert "0.1 GB" in finding.text
+    assert "models remove" in finding.fix
