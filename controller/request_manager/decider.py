@@ -213,7 +213,16 @@ class Decider:
             reason = f"{policy.name} failed: {type(error).__name__}"
         else:
             if reason is None:
-                return _Chosen(decision.assignment, decision.lower_bound, policy.name, "")
+                if decision.fallback_reason:
+                    log.warning(
+                        "policy.fell_back", policy=policy.name, reason=decision.fallback_reason
+                    )
+                return _Chosen(
+                    decision.assignment,
+                    decision.lower_bound,
+                    policy.name,
+                    decision.fallback_reason,
+                )
         log.warning("policy.fell_back", policy=policy.name, reason=reason)
         fallback = policy_named(FALLBACK_POLICY).decide(problem, rng, budget)
         return _Chosen(fallback.assignment, None, FALLBACK_POLICY, reason)

@@ -33,6 +33,8 @@ _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "routellm": ("baselines.routellm", "RouteLlmPolicy"),
     "optllm": ("baselines.optllm", "OptLlmPolicy"),
     "greedy-reward": ("baselines.greedy_reward", "GreedyRewardPolicy"),
+    "ppo": ("ppo.policy", "ppo"),
+    "ppo-set": ("ppo.policy", "ppo_set"),
     "exact": ("exact", "ExactPolicy"),
 }
 

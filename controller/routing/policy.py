@@ -31,11 +31,13 @@ class Decision:
             feasible destination.
         lower_bound: no assignment has a smaller J; None when the policy gives none.
         evaluations: assignments or moves that were scored.
+        fallback_reason: why a simpler policy decided for it; empty when none had to.
     """
 
     assignment: IntArray
     lower_bound: float | None = None
     evaluations: int = 0
+    fallback_reason: str = ""
 
 
 class RoutingPolicy(Protocol):
