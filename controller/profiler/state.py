@@ -314,22 +314,10 @@ class ProfilerState:
 
     def known_calibrations(self) -> list[KnownCalibration]:
         """Everything worth remembering, the current beliefs about connected nodes included."""
-        for record in self._nodes.values():
-            self._keep_speeds(record)
+        current = [one for record in self._nodes.values() for one in _known_speeds(record)]
+        # Of machines that are alike, the one that has worked most knows best.
+        self.remember(sorted(current, key=lambda one: one.completions))
         return list(self._remembered.values())
-
-    def _keep_speeds(self, record: NodeRecord) -> None:
-        for speed_key, speed in record._speeds.items():
-            if not speed.estimate.is_throttled:  # a hot afternoon is no property of the hardware
-                self.remember(
-                    [
-                        KnownCalibration(
-                            speed_key.key,
-                            speed.estimate.calibration(),
-                            speed.estimate.completions,
-                        )
-                    ]
-                )
 
     def restore(
         self, hello: NodeHello, completed: int, failed: int, cancelled: int, now: float
@@ -363,7 +351,7 @@ class ProfilerState:
         path = PathEstimate(attributes.kind, attributes.is_link_metered)
         record = NodeRecord(hello, hello.models, True, is_draining, now, path)
         if known is not None:
-            self._keep_speeds(known)
+            self.remember(_known_speeds(known))
             record.completed_requests = known.completed_requests
             record.failed_requests = known.failed_requests + len(known.requests)
             record.cancelled_requests = known.cancelled_requests
@@ -376,7 +364,7 @@ class ProfilerState:
     def _apply_to(self, record: NodeRecord, event: ProfilerEvent, now: float) -> None:
         match event:
             case NodeDisconnected():
-                self._keep_speeds(record)
+                self.remember(_known_speeds(record))
                 record.is_connected = False
                 record.health = record.health_at = None
                 attributes = record.hello.attributes
@@ -621,6 +609,15 @@ class ProfilerState:
     def _believed_seconds(self, now: float) -> float:
         ages = [_age(record, now) for record in self._nodes.values() if record.is_connected]
         return believed_seconds(ages, self._stale_seconds)
+
+
+def _known_speeds(record: NodeRecord) -> list[KnownCalibration]:
+    """What is worth remembering of a node; a hot afternoon is no property of its hardware."""
+    return [
+        KnownCalibration(key.key, speed.estimate.calibration(), speed.estimate.completions)
+        for key, speed in record._speeds.items()
+        if not speed.estimate.is_throttled
+    ]
 
 
 def _age(record: NodeRecord, now: float) -> float | None:
