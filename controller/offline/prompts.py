@@ -2,7 +2,8 @@
 
 The model is asked to reason first and to end in a form that the grader reads. Source of the form:
 the experiments of CEMA-Router (zero-shot chain of thought, exact number or choice); the wording is
-ours. A change of wording makes measurements of before and after two different things.
+ours. It shows no letter and no number, since small models repeat what they are shown. A change of
+wording makes measurements of before and after two different things.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ _NUMBER: Final = (
 )
 _CHOICE: Final = (
     "{question}\n\n{choices}\n\n"
-    "Let's think step by step. End with the line: The answer is (X). "
-    "X is the letter of the right choice."
+    "Let's think step by step. "
+    'End with "The answer is" and the letter of the right choice in brackets.'
 )
 _SHORT_TEXT: Final = "{question}\n\nAnswer truthfully, in one short sentence."
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from controller.offline.report import Accuracy, Report
 from controller.offline.summary import TargetSummary
@@ -11,8 +11,8 @@ from controller.offline.summary import TargetSummary
 
 def print_summary(rows: Iterable[TargetSummary], console: Console) -> None:
     """A line for each destination."""
-    table = Table("destination", title="Profiled")
-    for name in ("answered", "failed", "graded", "score", "seconds", "tokens/s", "joules"):
+    table = Table(Column("destination", overflow="fold", min_width=20), title="Profiled")
+    for name in ("n", "failed", "graded", "score", "s", "tok/s", "J"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -31,9 +31,11 @@ def print_summary(rows: Iterable[TargetSummary], console: Console) -> None:
 def print_report(found: Report, console: Console) -> None:
     """Predictions of finishes, then the table of classes."""
     if found.requests is not None:
-        table = Table("of", title="Predicted against measured finish")
-        for name in ("n", "median error", "p90 error", "bias", "Spearman", "Kendall", "predicted s",
-                     "measured s"):  # fmt: skip
+        table = Table(
+            Column("of", overflow="fold", min_width=20), title="Predicted against measured finish"
+        )
+        for name in ("n", "error", "p90", "bias", "rho", "tau", "foreseen s",
+                     "came s"):  # fmt: skip
             table.add_column(name, justify="right")
         table.add_row("all requests", *_accuracy(found.requests))
         for name, of_one in found.destinations.items():
@@ -42,7 +44,11 @@ def print_report(found: Report, console: Console) -> None:
             table.add_row("whole batches", *_accuracy(found.makespans))
         console.print(table)
     if found.quality:
-        table = Table("class", "model", title="Quality, with Wilson's interval of 95 %")
+        table = Table(
+            Column("class", overflow="fold"),
+            Column("model", overflow="fold"),
+            title="Quality, with Wilson's interval of 95 %",
+        )
         for name in ("n", "score", "from", "to"):
             table.add_column(name, justify="right")
         for row in found.quality:
