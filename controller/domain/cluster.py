@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from controller.domain.answer_length import AnswerLengthCurve
 from controller.ids import ModelName, NodeId
 
 
@@ -118,8 +119,7 @@ class Destination:
         supports_response_format: keeps a `ResponseFormat`.
         free_slots: not claimed now; None when nobody counts.
         next_slot_seconds: predicted time until one is free; 0 while one is.
-        typical_answer_tokens: mean length of its answers when nothing cuts them off; None when
-            nobody knows.
+        answer_lengths: how long its answers get; None when nobody knows.
         extra_prompt_tokens: what its template adds beyond the estimate, from its completions.
     """
 
@@ -141,7 +141,7 @@ class Destination:
     supports_response_format: bool = True
     free_slots: int | None = None
     next_slot_seconds: float = 0.0
-    typical_answer_tokens: float | None = None
+    answer_lengths: AnswerLengthCurve | None = None
     extra_prompt_tokens: float = 0.0
 
 

@@ -1,19 +1,23 @@
 """How long a destination's answers get, from its own completions.
 
 Pure. Used where similar prompts say nothing. An answer that its limit cut off says only that it
-would have been longer, so lengths are taken as exponential with mean A, for which the estimate from
-censored lengths is simply all tokens over all answers that the model ended itself.
+would have been longer, so the distribution is the product-limit estimate for censored lengths
+(Kaplan and Meier, 1958), together with a few answers of a prior.
 """
 
+import math
 from collections import deque
 from typing import Final
 
+from controller.domain.answer_length import AnswerLengthCurve
+
 TYPICAL_ANSWER_TOKENS: Final = 256.0
-"""How long an answer gets when nothing but the model's own ending stops it (ours)."""
+"""Mean of the prior: how long an answer gets when nothing is known of the model (ours)."""
 
 _PRIOR_ANSWERS: Final = 2.0
 _WINDOW: Final = 64
-_LONGEST_TOKENS: Final = 16384.0
+_GRID: Final = tuple(float(2**exponent) for exponent in range(2, 15))
+"""Where the prior falls, beside the lengths that were seen."""
 
 
 class AnswerLengths:
@@ -21,15 +25,31 @@ class AnswerLengths:
 
     def __init__(self) -> None:
         self._latest: deque[tuple[int, bool]] = deque(maxlen=_WINDOW)
+        self._curve: AnswerLengthCurve | None = None
 
     def observe(self, tokens: int, was_cut: bool) -> None:
         """Take in one answer; `was_cut` when its limit ended it."""
         if tokens > 0:
             self._latest.append((tokens, was_cut))
+            self._curve = None
 
     @property
-    def typical_tokens(self) -> float:
-        """A: the mean length of an answer that nothing cuts off."""
-        tokens = _PRIOR_ANSWERS * TYPICAL_ANSWER_TOKENS + sum(n for n, _ in self._latest)
-        ended = _PRIOR_ANSWERS + sum(not was_cut for _, was_cut in self._latest)
-        return min(tokens / ended, _LONGEST_TOKENS)
+    def curve(self) -> AnswerLengthCurve:
+        """The distribution of lengths."""
+        if self._curve is None:
+            self._curve = self._estimate()
+        return self._curve
+
+    def _estimate(self) -> AnswerLengthCurve:
+        ended = sorted({float(tokens) for tokens, was_cut in self._latest if not was_cut})
+        points = [0.0, *sorted({*ended, *_GRID})]
+        survival, last = [1.0], 0.0
+        for point in points[1:]:
+            # Of those that got this far, how many go on: seen ones, and the prior's share.
+            reached = sum(tokens >= point for tokens, _ in self._latest)
+            ends = sum(tokens == point and not was_cut for tokens, was_cut in self._latest)
+            prior = _PRIOR_ANSWERS * math.exp(-last / TYPICAL_ANSWER_TOKENS)
+            prior_ends = prior * -math.expm1(-(point - last) / TYPICAL_ANSWER_TOKENS)
+            survival.append(survival[-1] * (1.0 - (ends + prior_ends) / (reached + prior)))
+            last = point
+        return AnswerLengthCurve(tuple(points), tuple(survival))

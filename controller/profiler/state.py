@@ -659,7 +659,7 @@ def _destination(
         supports_response_format=model.supports_response_format,
         free_slots=free,
         next_slot_seconds=0.0 if free else claimed[0],
-        typical_answer_tokens=None if story is None else story.lengths.typical_tokens,
+        answer_lengths=None if story is None else story.lengths.curve,
         extra_prompt_tokens=0.0 if story is None else story.extra_prompt_tokens,
     )
 

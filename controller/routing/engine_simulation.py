@@ -4,6 +4,9 @@ Pure. The objective's bound is made for searching; this is made to be right, for
 client and for judging the model against reality. It begins with what is in flight: those requests
 hold their slots and need what they still need.
 
+Answers take up slots for their mean length; each one's own finish is that of its median length,
+since lengths are very uneven.
+
 The engine (ours): a destination has `slots`. A request with a slot is read first, then written, one
 token a step, and a step of c sequences takes the seconds of `decode_step`. While some are
 written, prompts are read in pieces of `CHUNK_SECONDS` between two steps, the shortest first; with
@@ -30,11 +33,13 @@ _BEFORE: Final = -1
 """Stands for a request of an earlier batch, whose finish nobody asks for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Task:
     request: int
     prompt_tokens: float
     output_tokens: float
+    extra_tokens: float = 0.0  # median less mean
+    writes_from: float = 0.0  # seconds
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class _Engine:
     def is_busy(self) -> bool:
         return bool(self.reading or self.writing)
 
-    def admit(self) -> None:
+    def admit(self, now: float) -> None:
         """Give free slots to those who wait, in their order."""
         while self.waiting and len(self.reading) + len(self.writing) < self.slots:
             task = self.waiting.popleft()
@@ -64,10 +69,11 @@ class _Engine:
             if task.prompt_tokens > 0.0:
                 heapq.heappush(self.reading, (task.prompt_tokens, self._number, task))
             else:
-                self._write(task)
+                self._write(task, now)
 
-    def _write(self, task: _Task) -> None:
+    def _write(self, task: _Task, now: float) -> None:
         self._number += 1
+        task.writes_from = now
         # The prompt's last piece gives the first token.
         steps = max(task.output_tokens - (task.prompt_tokens > 0.0), 0.0)
         heapq.heappush(self.writing, (self.written + steps, self._number, task))
@@ -92,8 +98,8 @@ class _Engine:
             seconds = min(seconds, max(self.writing[0][0] - self.written, 0.0) / step_rate)
         return seconds
 
-    def advance(self, seconds: float) -> list[_Task]:
-        """Work for so long, at most until the next event; returns the answers that ended."""
+    def advance(self, seconds: float, now: float) -> list[_Task]:
+        """Work for so long, until `now`, at most to the next event; returns what ended."""
         prompt_rate, step_rate = self.rates()
         self.written += step_rate * seconds
         read = []
@@ -109,9 +115,9 @@ class _Engine:
         while self.writing and self.writing[0][0] <= self.written + 1e-9:
             ended.append(heapq.heappop(self.writing)[2])
         for task in read:
-            self._write(task)
+            self._write(task, now)
         if ended or read:
-            self.admit()
+            self.admit(now)
         return ended
 
 
@@ -147,7 +153,12 @@ def predicted_finish_seconds(batch: FormulatedBatch, assignment: IntArray) -> Fl
             d = int(chosen[r])
             if d in engines:
                 engines[d].waiting.append(
-                    _Task(r, float(batch.read_tokens[r, d]), float(batch.output_tokens[r, d]))
+                    _Task(
+                        r,
+                        float(batch.read_tokens[r, d]),
+                        float(batch.output_tokens[r, d]),
+                        float(batch.median_tokens[r, d] - batch.output_tokens[r, d]),
+                    )
                 )
         _run(list(engines.values()), finish)
     rows = np.flatnonzero(chosen != UNASSIGNED)
@@ -176,12 +187,18 @@ def _run(engines: list[_Engine], finish: FloatArray) -> None:
     """Step the engines of one node until everything is answered; fills `finish`."""
     now = 0.0
     for engine in engines:
-        engine.admit()
+        engine.admit(now)
     while busy := [engine for engine in engines if engine.is_busy]:
         slowdown = max(1.0, sum(engine.utilisation for engine in busy))
         seconds = min(engine.next_event() for engine in busy)
         now += seconds * slowdown
         for engine in busy:
-            for task in engine.advance(seconds):
+            for task in engine.advance(seconds, now):
                 if task.request != _BEFORE:
-                    finish[task.request] = now
+                    finish[task.request] = now + _extra_seconds(task, now)
+
+
+def _extra_seconds(task: _Task, now: float) -> float:
+    """From an answer's mean length, by which the others have to wait for it, to its median."""
+    steps = max(task.output_tokens - 1.0, 1.0)
+    return max(task.extra_tokens / steps, -1.0) * (now - task.writes_from)

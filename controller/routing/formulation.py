@@ -63,6 +63,8 @@ class FormulatedBatch:
         refusals: why pairs are not feasible, worded on demand.
         prompt_tokens: float64[R, D]; under each destination's tokenizer.
         output_tokens: float64[R, D]; expected, cut to max_tokens and to the context.
+        median_tokens: float64[R, D]; like output_tokens, but the length that half of such answers
+            exceed: what one answer is judged by, while sums need the mean.
         read_tokens: float64[R, D]; prompt tokens without those that the destination is expected to
             hold still from the conversation's last turn.
         power_is_unknown: bool[N]; the node's joules rest on the pessimistic prior.
@@ -75,6 +77,7 @@ class FormulatedBatch:
     output_tokens: FloatArray
     power_is_unknown: BoolArray
     read_tokens: FloatArray
+    median_tokens: FloatArray
 
 
 def formulate(
@@ -153,12 +156,16 @@ def formulate(
     )
     read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
-        wanted_tokens = np.stack([_answer_tokens_at(d, max_tokens) for d in destinations], axis=1)
+        lengths = [_answer_tokens_at(d, max_tokens) for d in destinations]
+        wanted_tokens = np.stack([mean for mean, _ in lengths], axis=1)
+        median_tokens = np.stack([median for _, median in lengths], axis=1)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
         )
-    answer_tokens = np.clip(wanted_tokens, 1.0, np.maximum(1.0, context - prompt_tokens))
+        median_tokens = wanted_tokens
+    most_tokens = np.maximum(1.0, context - prompt_tokens)
+    answer_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
     prefill = np.array([d.calibration.prefill_rate for d in destinations])
     decode = np.array([d.calibration.decode_rate for d in destinations])
@@ -252,7 +259,14 @@ def formulate(
         ),
     )
     return FormulatedBatch(
-        problem, snapshot, report, prompt_tokens, answer_tokens, power_is_unknown, read_tokens
+        problem,
+        snapshot,
+        report,
+        prompt_tokens,
+        answer_tokens,
+        power_is_unknown,
+        read_tokens,
+        np.clip(median_tokens, 1.0, most_tokens),
     )
 
 
@@ -266,15 +280,20 @@ def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
     return expected
 
 
-def _answer_tokens_at(destination: Destination, max_tokens: FloatArray) -> FloatArray:
-    """float64[R]: mean of an exponential length of the destination's own mean A, cut at m.
-
-    A * (1 - exp(-m / A)), the same model by which A was estimated.
-    """
-    typical = destination.typical_answer_tokens
-    if typical is None:
-        return expected_answer_tokens(max_tokens)
-    return np.asarray(-typical * np.expm1(-max_tokens / typical))
+def _answer_tokens_at(
+    destination: Destination, max_tokens: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """float64[R] twice: mean and median length of an answer with these limits."""
+    curve = destination.answer_lengths
+    if curve is None:
+        expected = expected_answer_tokens(max_tokens)
+        return expected, expected
+    starts = np.array(curve.tokens)
+    survival = np.array(curve.survival)  # of each stretch that begins at `starts`
+    before = np.concatenate(([0.0], np.cumsum(survival[:-1] * np.diff(starts))))
+    stretch = np.searchsorted(starts, max_tokens, side="right") - 1
+    mean = before[stretch] + survival[stretch] * (max_tokens - starts[stretch])
+    return mean, np.minimum(max_tokens, curve.median_tokens)
 
 
 def _held_tokens(

@@ -59,8 +59,8 @@ def test_order_goes_down_the_nodes_stream_and_its_updates_come_back(tmp_path: Pa
             assert not order.HasField("context_tokens")
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_RUNNING, "downloading")
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_RUNNING, "loading")
-            again = fleet.client.admin.ManageModel(LOAD, timeout=20)  # a repeat joins
-            words = [(await again.read()).update.message]  # type: ignore[union-attr]
+            again = aiter(fleet.client.admin.ManageModel(LOAD, timeout=20))  # a repeat joins
+            words = [(await anext(again)).update.message]
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_DONE)
             assert await following == ["RUNNING downloading", "RUNNING loading", "DONE"]
             words += [response.update.message async for response in again]

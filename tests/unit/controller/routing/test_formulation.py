@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from controller.domain.answer_length import AnswerLengthCurve
 from controller.domain.cluster import (
     Calibration,
     NodeKind,
@@ -215,12 +216,13 @@ def test_conversations_last_node_is_faster_by_what_it_still_holds() -> None:
 
 
 def test_destinations_own_answers_replace_the_typical_length() -> None:
+    curve = AnswerLengthCurve((0.0, 10.0, 20.0), (1.0, 0.6, 0.3))
     snapshot = fleet(
         [node("a")],
-        [destination("a", "brief", typical_answer_tokens=10.0), destination("a", "unknown")],
+        [destination("a", "brief", answer_lengths=curve), destination("a", "unknown")],
     )
-    brief, unknown = formulate([request(sampling=Sampling(max_tokens=64))], snapshot).output_tokens[
-        0
-    ]
-    assert brief == pytest.approx(10.0, rel=0.01)
-    assert unknown == pytest.approx(64 * 256 / 320)
+    batch = formulate([request(sampling=Sampling(max_tokens=limit)) for limit in (8, 64)], snapshot)
+    # 40 % end at 10 tokens and 30 % at 20; the rest goes on.
+    assert batch.output_tokens[:, 0].tolist() == pytest.approx([8.0, 10 + 6 + 0.3 * 44])
+    assert batch.median_tokens[:, 0].tolist() == [8.0, 20.0]
+    assert batch.output_tokens[1, 1] == pytest.approx(64 * 256 / 320)
