@@ -11,7 +11,7 @@ from controller.offline.summary import TargetSummary
 
 def print_summary(rows: Iterable[TargetSummary], console: Console) -> None:
     """A line for each destination."""
-    table = Table(Column("destination", overflow="fold", min_width=20), title="Profiled")
+    table = Table(Column("destination", overflow="fold", min_width=12), title="Profiled")
     for name in ("n", "failed", "graded", "score", "s", "tok/s", "J"):
         table.add_column(name, justify="right")
     for row in rows:
@@ -32,9 +32,9 @@ def print_report(found: Report, console: Console) -> None:
     """Predictions of finishes, then the table of classes."""
     if found.requests is not None:
         table = Table(
-            Column("of", overflow="fold", min_width=20), title="Predicted against measured finish"
+            Column("of", overflow="fold", min_width=12), title="Predicted against measured finish"
         )
-        for name in ("n", "error", "p90", "bias", "rho", "tau", "foreseen s",
+        for name in ("n", "error", "p90", "bias", "rho", "tau", "pred s",
                      "came s"):  # fmt: skip
             table.add_column(name, justify="right")
         table.add_row("all requests", *_accuracy(found.requests))
