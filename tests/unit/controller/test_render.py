@@ -135,3 +135,65 @@ def test_policy_is_one_line_and_what_there_is(capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert "memetic, weights quality 0.4, cost 0, energy 0, time 0.6, payoff" in out
     assert "available: memetic, round-robin" in out
+
+
+def test_models_are_listed_with_the_speeds_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    node = admin_pb2.NodeStatus(
+        node_id="pi",
+        state="ready",
+        models=[
+            fleet_pb2.ModelState(
+                name=f"small {TAG}",
+                phase=fleet_pb2.MODEL_PHASE_READY,
+                slots=4,
+                is_pinned=True,
+                calibration=fleet_pb2.Calibration(decode_tokens_per_second=21.5),
+            ),
+            fleet_pb2.ModelState(
+                name="next", phase=fleet_pb2.MODEL_PHASE_DOWNLOADING, progress_ratio=0.4
+            ),
+        ],
+    )
+    render.print_models([node])
+    out = capsys.readouterr().out
+    assert f"small {TAG}" in out
+    assert "21.5" in out
+    assert "downloading 40 %" in out
+    render.print_models([])
+    assert capsys.readouterr().out == "No node has a model.\n"
+
+
+def test_goodput_is_shown_with_its_age_and_metered_links_say_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nodes = [
+        admin_pb2.NodeStatus(
+            node_id="old",
+            receive_bytes_per_second=1e6,
+            transmit_bytes_per_second=2e6,
+            goodput_age_seconds=1200.0,
+            cancelled_requests=3,
+        ),
+        admin_pb2.NodeStatus(
+            node_id="paid", attributes=fleet_pb2.StaticAttributes(is_link_metered=True)
+        ),
+    ]
+    render.print_nodes(admin_pb2.ListNodesResponse(nodes=nodes))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "8/16" in out
+    assert "20" in out
+    assert "metered" in out
+
+
+def test_orders_are_told_in_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with render.OrderProgress() as progress:
+        for message in ("loading", "loading", "measuring its speed"):
+            progress.show(
+                "pi",
+                fleet_pb2.OrderUpdate(phase=fleet_pb2.ORDER_PHASE_RUNNING, message=message),
+            )
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["pi: loading", "pi: measuring its speed"]

@@ -11,8 +11,15 @@ from controller.api.convert import (
 )
 from controller.domain.batch import Weights
 from controller.domain.completion import Completion, FinishReason, Usage
-from controller.domain.request import Constraints, InferenceRequest, Sampling
+from controller.domain.request import (
+    Constraints,
+    FormatKind,
+    InferenceRequest,
+    ResponseFormat,
+    Sampling,
+)
 from controller.errors import InvalidRequestError
+from controller.fleet.convert import work_order
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.request_manager.records import Account, RequestRecord, RequestState
 from pointsman.v1 import types_pb2
@@ -109,3 +116,26 @@ def test_waiting_request_is_explained_without_a_decision() -> None:
     assert message.admitted_time.ToMilliseconds() == 1_700_000_000_250
     for name in ("decision", "placement", "account"):
         assert not message.HasField(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (types_pb2.ResponseFormat(), None),
+        (types_pb2.ResponseFormat(json_object=False), None),
+        (types_pb2.ResponseFormat(json_object=True), ResponseFormat(FormatKind.JSON_OBJECT)),
+        (types_pb2.ResponseFormat(json_schema="{}"), ResponseFormat(FormatKind.JSON_SCHEMA, "{}")),
+        (types_pb2.ResponseFormat(grammar="g"), ResponseFormat(FormatKind.GRAMMAR, "g")),
+    ],
+)
+def test_response_format_and_conversation_reach_the_node_as_they_came(
+    message: types_pb2.ResponseFormat, expected: ResponseFormat | None
+) -> None:
+    asked = types_pb2.InferenceRequest(prompt="Hi", response_format=message, session_id="talk")
+    request = request_from_proto(asked)
+    assert (request.response_format, request.session_id) == (expected, "talk")
+    order = work_order(request, 1, ModelName("small"), 10.0)
+    assert order.session_id == "talk"
+    assert order.HasField("response_format") is (expected is not None)
+    if expected is not None:
+        assert order.response_format == message

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from controller.api.validation import check_request
-from controller.domain.request import ChatMessage, Constraints, InferenceRequest, Sampling
+from controller.domain.request import (
+    ChatMessage,
+    Constraints,
+    FormatKind,
+    InferenceRequest,
+    ResponseFormat,
+    Sampling,
+)
 from controller.errors import InvalidRequestError
 from controller.ids import ModelName, RequestId
 
@@ -99,3 +106,37 @@ def test_request_within_its_limits_passes(request_: InferenceRequest) -> None:
 def test_wrong_field_is_named(request_: InferenceRequest, named: str) -> None:
     with pytest.raises(InvalidRequestError, match=named):
         check_request(request_, MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ResponseFormat(FormatKind.JSON_OBJECT),
+        ResponseFormat(FormatKind.JSON_SCHEMA, '{"type": "object"}'),
+        ResponseFormat(FormatKind.GRAMMAR, 'root ::= "yes" | "no"'),
+    ],
+)
+def test_sound_response_format_passes(given: ResponseFormat) -> None:
+    check_request(changed(response_format=given, session_id="talk"), MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (ResponseFormat(FormatKind.JSON_SCHEMA, "{"), "not valid JSON"),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, "[]"), "is an object"),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, '"' + "x" * 70_000), "at most 65536 bytes"),
+        (ResponseFormat(FormatKind.JSON_SCHEMA, "\ud800"), "Unicode"),
+        (ResponseFormat(FormatKind.GRAMMAR, "answer ::= [0-9]"), "rule named root"),
+    ],
+)
+def test_response_format_that_no_engine_can_keep_is_refused(
+    given: ResponseFormat, words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        check_request(changed(response_format=given), MAX_BYTES)
+
+
+def test_endless_session_id_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="session_id"):
+        check_request(changed(session_id="x" * 129), MAX_BYTES)
