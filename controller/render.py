@@ -136,7 +136,7 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
     table = Table()
     columns = (
         "node,state,kind,hardware,models,CPU,power,RTT ms,to/from Mbit/s,backlog s,running,done,"
-        "failed,gone"
+        "failed,cancelled"
     )
     for name in columns.split(","):
         table.add_column(name, overflow="fold")
