@@ -12,6 +12,7 @@ from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
 from controller.commands.serve import serve
 from controller.commands.storage import bench_events_command, storage
+from controller.commands.train import train
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,6 +38,7 @@ for _command in (
     quality,
     bench,
     storage,
+    train,
     demo,
 ):
     main.add_command(_command)

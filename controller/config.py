@@ -83,6 +83,8 @@ class RoutingSettings:
         normalisation: payoff, minmax or random.
         budget_seconds: how long the policy may think about one batch.
         seed: of the policy's random generator.
+        ppo_artifacts: folder that `edge-controller train` wrote, with `ppo` and `ppo-set`; empty
+            takes the shipped `ppo-set`.
     """
 
     policy: str = "memetic"
@@ -90,6 +92,7 @@ class RoutingSettings:
     normalisation: str = "payoff"
     budget_seconds: float = 0.05
     seed: int = 0
+    ppo_artifacts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

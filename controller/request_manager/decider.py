@@ -38,6 +38,7 @@ from controller.routing.policies import (
     warm_up,
 )
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
+from controller.routing.ppo.policy import use_artifacts
 from controller.routing.problem import IntArray, Normalisation, RoutingProblem
 
 log = structlog.get_logger()
@@ -100,6 +101,7 @@ class Decider:
         self._settings = settings
         self._predictor = predictor
         self._rng = np.random.default_rng(settings.seed)
+        use_artifacts(settings.ppo_artifacts)
         self._policy = _policy(settings.policy)
         self._choice = PolicyChoice(
             self._policy.name, Weights.scaled(*settings.weights), settings.normalisation

@@ -10,6 +10,7 @@ the rollout are kept and applied again in the update.
 """
 
 import csv
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -53,6 +54,8 @@ class TrainingSettings:
         epochs, minibatches: passes over a rollout, and updates a pass.
         max_gradient: norm to which gradients are cut.
         target_divergence: a rollout's remaining epochs are left out above 1.5 times this.
+        waiting_weight: of log(1 + seconds really waited), taken off the reward that is learned
+            from: DRLM's reward hardly feels a queue while some other node is far slower.
         reward_gain: how strongly the one-step reward enters the logits at first: learning starts
             at a soft greedy-reward policy. 0 keeps it out for good, as DRLM does.
         seed: of everything random.
@@ -72,6 +75,7 @@ class TrainingSettings:
     minibatches: int = 4
     max_gradient: float = 0.5
     target_divergence: float = 0.02
+    waiting_weight: float = 0.0
     reward_gain: float = 30.0
     seed: int = 0
 
@@ -109,7 +113,7 @@ def generalised_advantages(
 
 
 def masked_log_probabilities(logits: Tensor, mask: Tensor) -> Tensor:
-    """log softmax over the unmasked entries of the last axis; about `MASKED` where masked."""
+    """Log softmax over the unmasked entries of the last axis; about `MASKED` where masked."""
     return torch.log_softmax(torch.where(mask, logits, torch.full_like(logits, MASKED)), dim=-1)
 
 
@@ -194,9 +198,7 @@ class SetNetwork(_Normalised):
         hidden = hidden * there
         mean = hidden.sum(dim=1) / mask.sum(dim=1, keepdim=True)
         context = torch.relu(self.context(torch.cat([mean, hidden.amax(dim=1)], dim=1)))
-        scored = torch.relu(
-            self.score_candidate(hidden) + self.score_context(context).unsqueeze(1)
-        )
+        scored = torch.relu(self.score_candidate(hidden) + self.score_context(context).unsqueeze(1))
         logits = self.score(scored).squeeze(-1) + self.reward_gain * observation["reward"]
         return logits, self.critic(context).squeeze(-1)
 
@@ -207,7 +209,7 @@ class SetNetwork(_Normalised):
         return torch.where(observation["mask"], drawn, -torch.inf).argmax(dim=1, keepdim=True)
 
     def judge(self, observation: Observation, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log probability of the action, entropy and value, each float[B]."""
+        """Log probability of the action, entropy and value, each float[B]."""
         logits, value = self.logits(observation)
         logs = masked_log_probabilities(logits, observation["mask"])
         entropy = masked_entropy(logs, observation["mask"])
@@ -251,7 +253,7 @@ class FlatNetwork(_Encoded):
         return torch.stack([pair // nodes, pair % nodes], dim=1)
 
     def judge(self, observation: Observation, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log probability of the action, entropy and value, each float[B]."""
+        """Log probability of the action, entropy and value, each float[B]."""
         logs, mask, value = self._logs(observation)
         pair = action[:, 0] * observation["mask"].shape[2] + action[:, 1]
         return logs.gather(1, pair[:, None]).squeeze(1), masked_entropy(logs, mask), value
@@ -274,9 +276,7 @@ class FactorisedNetwork(_Encoded):
         self.choices, self.levels = layout.choices, layout.levels
         self.choice = _layer(ENCODER, self.choices, 0.01)
         self.level = _layer(ENCODER + self.choices, self.levels, 0.01)
-        self.node = _layer(
-            ENCODER + self.choices + self.levels, int(layout.node_keys.size), 0.01
-        )
+        self.node = _layer(ENCODER + self.choices + self.levels, int(layout.node_keys.size), 0.01)
         self.pointer = nn.Sequential(_layer(4, 32, 1.0), nn.Tanh(), _layer(32, 1, 0.01))
         for name, values in (
             ("table", layout.model_table()),
@@ -340,7 +340,7 @@ class FactorisedNetwork(_Encoded):
         return torch.stack([model, draw(logits, mask)], dim=1)
 
     def judge(self, observation: Observation, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log probability (the sum of the heads'), entropy on the path taken, value."""
+        """Log probability (the sum of the heads'), entropy on the path taken, value."""
         encoded, allowed, reward, logits = self._choices(observation)
         model, node = action[:, 0], action[:, 1]
         choice, level = self.choice_of_model[model], self.level_of_model[model]
@@ -479,9 +479,7 @@ class Trainer:
 
     def _rollout(
         self,
-    ) -> tuple[
-        list[Observation], list[Tensor], FloatArray, FloatArray, list[Tensor], float, float
-    ]:
+    ) -> tuple[list[Observation], list[Tensor], FloatArray, FloatArray, list[Tensor], float, float]:
         s = self.settings
         stored, actions, logs = [], [], []
         rewards, values = np.zeros((s.requests, s.environments)), []
@@ -500,7 +498,7 @@ class Trainer:
                 rows = slice(start, start + environment.size)
                 model, node, gained = chosen_by(action[rows].numpy())
                 found = environment.step(model, node, gained)
-                rewards[t, rows] = found.reward
+                rewards[t, rows] = found.reward - s.waiting_weight * np.log1p(found.waiting)
                 right += float(found.correct.sum())
                 waited += float(found.waiting.sum())
                 start += environment.size
@@ -566,7 +564,7 @@ class Trainer:
         return log_probabilities + torch.as_tensor(noise, dtype=torch.float32)
 
     def _observe(self) -> tuple[Observation, list[Callable[[Any], tuple[Any, Any, Any]]]]:
-        """The simulations' states side by side, and what turns actions into (model, node, reward)."""
+        """The simulations' states, and what turns actions into models, nodes and rewards."""
         if self.settings.architecture != "set":
             (environment,) = self._environments
             seen = environment.layout_observation()
@@ -603,8 +601,10 @@ class Trainer:
         }, targets
 
     def _measure_inputs(self) -> None:
-        """Normalise by an episode of the untrained policy; fixed from then on, so that what a
-        weight means does not move under the optimiser."""
+        """Normalise by an episode of the untrained policy.
+
+        Fixed from then on, so that what a weight means does not move under the optimiser.
+        """
         sample = []
         for _ in range(self.settings.requests):
             observation, targets = self._observe()
@@ -699,12 +699,8 @@ def _of_candidate(
 
 
 def _rng_text(rng: np.random.Generator) -> str:
-    import json
-
     return json.dumps(rng.bit_generator.state)
 
 
 def _restore_rng(rng: np.random.Generator, text: str) -> None:
-    import json
-
     rng.bit_generator.state = json.loads(text)

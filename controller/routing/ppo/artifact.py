@@ -99,7 +99,9 @@ def read_artifact(folder: Path) -> PolicyArtifact:
     if architecture not in ARCHITECTURES:
         raise PolicyArtifactError(f"{folder}: unknown architecture {architecture!r}")
     if hashlib.sha256(content).hexdigest() != manifest.get("weights_sha256"):
-        raise PolicyArtifactError(f"{folder}: weights.npz is not the file of this manifest; copy it again")
+        raise PolicyArtifactError(
+            f"{folder}: weights.npz is not the file of this manifest; copy it again"
+        )
     if architecture == "set" and manifest.get("candidate_features") != list(CANDIDATE_FEATURES):
         raise PolicyArtifactError(f"{folder}: was trained on other features; train again")
     try:

@@ -50,7 +50,8 @@ def set_logits(
     most = np.where(there, hidden, 0.0).max(axis=1)  # ReLU: nothing is below 0
     context = _relu(dense(weights, "context", np.concatenate([mean, most], axis=1)))
     scored = _relu(
-        dense(weights, "score_candidate", hidden) + dense(weights, "score_context", context)[:, None]
+        dense(weights, "score_candidate", hidden)
+        + dense(weights, "score_context", context)[:, None]
     )
     logits = dense(weights, "score", scored)[..., 0] + weights["reward_gain"] * reward
     return np.asarray(np.where(mask, logits, MASKED), dtype=np.float32)

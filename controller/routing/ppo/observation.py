@@ -15,7 +15,7 @@ from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 Float32Array: TypeAlias = NDArray[np.float32]
 
 REWARD_SCALE: Final = QUALITY_WEIGHT + LATENCY_WEIGHT
-"""Weights sum to 1 and DRLM's alpha and beta to this, so its reward is `DRLM_WEIGHTS` times this."""
+"""What DRLM's alpha and beta sum to; weights sum to 1."""
 
 DRLM_WEIGHTS: Final = (QUALITY_WEIGHT / REWARD_SCALE, 0.0, 0.0, LATENCY_WEIGHT / REWARD_SCALE)
 """Quality, cost, energy, time of DRLM's reward."""
@@ -305,7 +305,7 @@ class LayoutObservation:
 def vector_size(layout: Layout) -> int:
     """Length of `LayoutObservation.vector`."""
     models, nodes = layout.deployed.shape
-    return 2 * models + models * layout.kinds + 2 * nodes + 4
+    return int(2 * models + models * layout.kinds + 2 * nodes + 4)
 
 
 def layout_observation(

@@ -1,6 +1,5 @@
 """Learned policies as routing policies, with a fall-back for what they were not trained on."""
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -22,9 +21,6 @@ from controller.routing.ppo.observation import (
 )
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 
-ARTIFACTS_VARIABLE: Final = "POINTSMAN_ROUTING_PPO_ARTIFACTS"
-"""Folder with a folder `ppo` or `ppo-set`; `[routing] ppo_artifacts` sets it."""
-
 PRETRAINED: Final = Path(__file__).with_name("pretrained")
 """The shipped set policy; what is trained on the own fleet takes its place."""
 
@@ -33,6 +29,16 @@ RANGE_MARGIN: Final = 0.25
 `ABSOLUTE_MARGIN`."""
 
 ABSOLUTE_MARGIN: Final = 0.25
+
+
+# The table of policies builds each without arguments, so this is told beforehand.
+_artifacts: Path | None = None
+
+
+def use_artifacts(folder: str) -> None:
+    """Look for `ppo` and `ppo-set` in this folder from now on; empty: only for the shipped one."""
+    global _artifacts
+    _artifacts = Path(folder).expanduser() if folder else None
 
 
 class OutOfRange(Exception):
@@ -131,8 +137,7 @@ def ppo_set() -> LearnedPolicy:
 
 
 def _found(name: str, architectures: tuple[str, ...]) -> PolicyArtifact:
-    folder = os.environ.get(ARTIFACTS_VARIABLE, "")
-    path = Path(folder).expanduser() / name if folder else None
+    path = _artifacts / name if _artifacts is not None else None
     if path is None or (name == "ppo-set" and not path.exists()):
         path = PRETRAINED / name
         if not path.exists():
