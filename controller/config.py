@@ -83,8 +83,8 @@ class RoutingSettings:
         normalisation: payoff, minmax or random.
         budget_seconds: how long the policy may think about one batch.
         seed: of the policy's random generator.
-        ppo_artifacts: folder that `edge-controller train` wrote, with `ppo` and `ppo-set`; empty
-            takes the shipped `ppo-set`.
+        ppo_artifacts: folder that `edge-controller train` wrote, with `ppo` and `ppo-set`; without
+            it, or without what is asked for in it, `greedy-reward` decides instead of them.
     """
 
     policy: str = "memetic"

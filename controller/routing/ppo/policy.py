@@ -21,9 +21,6 @@ from controller.routing.ppo.observation import (
 )
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 
-PRETRAINED: Final = Path(__file__).with_name("pretrained")
-"""The shipped set policy; what is trained on the own fleet takes its place."""
-
 RANGE_MARGIN: Final = 0.25
 """An input may leave the range of the training by this share of the range's width, and by
 `ABSOLUTE_MARGIN`."""
@@ -36,7 +33,7 @@ _artifacts: Path | None = None
 
 
 def use_artifacts(folder: str) -> None:
-    """Look for `ppo` and `ppo-set` in this folder from now on; empty: only for the shipped one."""
+    """Look for `ppo` and `ppo-set` in this folder from now on; empty: nowhere."""
     global _artifacts
     _artifacts = Path(folder).expanduser() if folder else None
 
@@ -132,19 +129,17 @@ def ppo() -> LearnedPolicy:
 
 
 def ppo_set() -> LearnedPolicy:
-    """The set policy: from the folder `ppo-set` of the artifacts, else the shipped one."""
+    """The set policy, from the folder `ppo-set` of the artifacts."""
     return LearnedPolicy("ppo-set", lambda: _found("ppo-set", ("set",)))
 
 
 def _found(name: str, architectures: tuple[str, ...]) -> PolicyArtifact:
-    path = _artifacts / name if _artifacts is not None else None
-    if path is None or (name == "ppo-set" and not path.exists()):
-        path = PRETRAINED / name
-        if not path.exists():
-            raise PolicyArtifactError(
-                f"no trained policy {name}; train one with `edge-controller train {name}` and set "
-                "routing.ppo_artifacts"
-            )
+    if _artifacts is None:
+        raise PolicyArtifactError(
+            f"no trained policy {name}; train one with `edge-controller train {name}` and set "
+            "routing.ppo_artifacts"
+        )
+    path = _artifacts / name
     artifact = read_artifact(path)
     if artifact.architecture not in architectures:
         raise PolicyArtifactError(f"{path}: holds a {artifact.architecture} policy, not {name}'s")
