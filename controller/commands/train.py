@@ -125,6 +125,7 @@ def _train(
     out: Path,
     resume: bool,
 ) -> None:
+    import torch
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -137,6 +138,8 @@ def _train(
     from controller.training.export import export
     from controller.training.ppo import Curve, Trainer
 
+    # The layers are small: a second thread costs more in waiting than it saves.
+    torch.set_num_threads(1)
     worlds = _worlds(scenario)
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists() and not resume:
