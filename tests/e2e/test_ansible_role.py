@@ -216,6 +216,15 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
     assert again.returncode == 0, again.output
     assert again.recap("changed") == 0, again.output
 
+    # 3b: a reload reads the settings again without a restart, and says so to systemd
+    running_now = host.run("systemctl show -P MainPID edge-agent").stdout
+    host.run("sed -i 's/^slots = 2/slots = 3/' /etc/edge-agent/agent.toml")
+    assert host.run("systemctl reload edge-agent").returncode == 0
+    verified = control.playbook("--tags", "verify")
+    assert verified.returncode == 0, verified.output
+    assert host.run("systemctl show -P MainPID edge-agent").stdout == running_now
+    host.run("sed -i 's/^slots = 3/slots = 2/' /etc/edge-agent/agent.toml")
+
     # 4
     host.reboot()
     verified = control.playbook("--tags", "verify")
