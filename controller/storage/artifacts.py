@@ -1,215 +1,170 @@
-"""Folders of fitted parameters: named files, their hashes, and where they came from.
+"""Fitted parameters and policies as folders that load safely.
 
-A folder has `manifest.json` beside its data files. Data are NumPy arrays without pickled objects,
-LightGBM's text and JSON, so that loading a folder of unknown origin runs none of its code.
+An artifact is a folder of arrays (npz without pickles) and texts beside a `manifest.json` with the
+schema, the kind, the SHA-256 of every file and where the data came from. Nothing in it is code.
 """
 
 import hashlib
-import io
 import json
 import os
+import shutil
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-MANIFEST_FILE: Final = "manifest.json"
 SCHEMA_VERSION: Final = 1
-_MOST_BYTES: Final = 1 << 30
+
+_MANIFEST: Final = "manifest.json"
+_ARRAYS: Final = "arrays.npz"
+_TEXT_SUFFIX: Final = ".txt"
 
 
 class ArtifactError(Exception):
-    """A folder of fitted parameters cannot be used; the text says why, and what to do."""
+    """An artifact is missing, altered, of another kind or version; the text says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Artifact:
-    """A folder that was read and found whole.
+    """What a folder holds.
 
     Attributes:
-        kind: what it is for: "predictors", "ppo-policy", ...
-        provenance: source files with hashes, rows, date, command.
-        metrics: held-out figures, as they were when it was made.
-        contents: bytes of each data file by name; their hashes agreed.
+        kind: what it is for, such as "drlm-predictors".
+        arrays: by name; none of dtype object.
+        texts: by name.
+        details: plain values of the maker's, such as names of classes.
+        provenance: where it comes from: files with their hashes, rows, command, figures.
+        made_time: Unix seconds.
     """
 
     kind: str
-    provenance: dict[str, Any]
-    metrics: dict[str, Any]
-    contents: dict[str, bytes]
-
-    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays of an .npz file.
-
-        Raises:
-            ArtifactError: there is no such file, or it is none without pickled objects.
-        """
-        try:
-            with np.load(io.BytesIO(self._bytes(name)), allow_pickle=False) as file:
-                return {key: file[key] for key in file.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise ArtifactError(f"{name} is no file of plain arrays: {error}") from error
-
-    def text(self, name: str) -> str:
-        """A text file, UTF-8."""
-        try:
-            return self._bytes(name).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ArtifactError(f"{name} is no text: {error}") from error
-
-    def json(self, name: str) -> Any:
-        """What a JSON file holds."""
-        try:
-            return json.loads(self.text(name))
-        except json.JSONDecodeError as error:
-            raise ArtifactError(f"{name} is no JSON: {error}") from error
-
-    def _bytes(self, name: str) -> bytes:
-        try:
-            return self.contents[name]
-        except KeyError:
-            raise ArtifactError(f"the artifact lacks {name}; make it anew") from None
+    arrays: Mapping[str, NDArray[Any]]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    made_time: float = 0.0
 
 
-def save_artifact(
-    folder: Path,
-    *,
-    kind: str,
-    files: Mapping[str, bytes | str | Mapping[str, NDArray[Any]]],
-    provenance: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-) -> None:
-    """Write a folder; the manifest last, so that a folder with one is whole.
-
-    Args:
-        folder: made when absent; files of the same names are replaced.
-        kind: what it is for.
-        files: by name without a folder: bytes, text, or arrays for an .npz file.
-        provenance: see `Artifact`.
-        metrics: see `Artifact`.
+def save_artifact(folder: Path, artifact: Artifact) -> None:
+    """Write an artifact; one that is there is replaced as a whole or not at all.
 
     Raises:
-        ArtifactError: it cannot be written, or a name is none.
+        ArtifactError: an array holds objects, or the folder cannot be written.
     """
-    contents = {name: _as_bytes(name, content) for name, content in files.items()}
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": kind,
-        "provenance": dict(provenance),
-        "metrics": dict(metrics),
-        "files": {
-            name: {"sha256": _digest(content), "bytes": len(content)}
-            for name, content in contents.items()
-        },
-    }
-    described = json.dumps(manifest, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    for name, array in artifact.arrays.items():
+        if array.dtype.hasobject:
+            raise ArtifactError(f"array {name!r} holds Python objects, which would need a pickle")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MANIFEST_FILE).unlink(missing_ok=True)
-        for name, content in contents.items():
-            _replace(folder / name, content)
-        _replace(folder / MANIFEST_FILE, described.encode())
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _write(fresh, artifact)
+            fresh.chmod(0o755)
+            _exchange(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        raise ArtifactError(f"{folder}: {error.strerror}; choose another folder") from error
+        raise ArtifactError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
-def load_artifact(folder: Path, *, kind: str) -> Artifact:
-    """Read a folder and check every file against the manifest.
+def load_artifact(folder: Path, kind: str) -> Artifact:
+    """Read an artifact after checking every file against its manifest.
 
     Raises:
-        ArtifactError: it is absent, of another schema or kind, incomplete or altered.
+        ArtifactError: it is missing, altered, of another kind or of a version unknown here.
     """
     try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_text("utf-8"))
-    except FileNotFoundError as error:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ArtifactError(f"{folder} holds no {_MANIFEST}; make it anew") from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{folder / _MANIFEST} cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ArtifactError(f"{folder / _MANIFEST} is no manifest; make the artifact anew")
+    if manifest.get("schema_version") != SCHEMA_VERSION:
         raise ArtifactError(
-            f"{folder} has no {MANIFEST_FILE}; it is no artifact, or its writing was cut off"
-        ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ArtifactError(f"{folder / MANIFEST_FILE} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
-        found = manifest.get("schema_version") if isinstance(manifest, dict) else None
-        raise ArtifactError(
-            f"{folder} has schema version {found}, this program reads {SCHEMA_VERSION}; "
-            "make it anew with this program"
+            f"{folder} has schema {manifest.get('schema_version')}, this version reads "
+            f"{SCHEMA_VERSION}; make it anew, or update"
         )
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{folder} is of kind {manifest.get('kind')!r}, not {kind!r}")
-    files, provenance, metrics = (manifest.get(key) for key in ("files", "provenance", "metrics"))
-    if not (isinstance(files, dict) and isinstance(provenance, dict) and isinstance(metrics, dict)):
-        raise ArtifactError(f"{folder / MANIFEST_FILE} is incomplete; make the artifact anew")
+        raise ArtifactError(f"{folder} holds {manifest.get('kind')!r}, not {kind!r}")
+    contents: dict[str, bytes] = {}
+    for name, digest in manifest["files"].items():
+        if Path(name).name != name:
+            raise ArtifactError(f"{folder / _MANIFEST} names {name!r}, which is no plain name")
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{folder / name}: {error.strerror or error}") from error
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise ArtifactError(
+                f"{folder / name} is not the file that was saved; get or make the artifact anew"
+            )
     return Artifact(
-        kind=kind,
-        provenance=provenance,
-        metrics=metrics,
-        contents={name: _verified(folder, name, entry) for name, entry in files.items()},
+        kind,
+        _arrays(folder / _ARRAYS) if _ARRAYS in contents else {},
+        {
+            name.removesuffix(_TEXT_SUFFIX): text.decode("utf-8")
+            for name, text in contents.items()
+            if name.endswith(_TEXT_SUFFIX)
+        },
+        manifest.get("details", {}),
+        manifest.get("provenance", {}),
+        float(manifest.get("made_time", 0.0)),
     )
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a file, hexadecimal: how provenance names its sources."""
+    """SHA-256 of a file, hexadecimal; for provenance."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
-def _verified(folder: Path, name: str, entry: Any) -> bytes:
-    path = folder / _checked_name(name)
-    if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-        raise ArtifactError(f"{folder / MANIFEST_FILE} has no hash of {name}")
+def _write(folder: Path, artifact: Artifact) -> None:
+    np.savez(folder / _ARRAYS, allow_pickle=False, **dict(artifact.arrays))
+    for name, text in artifact.texts.items():
+        (folder / f"{name}{_TEXT_SUFFIX}").write_text(text, encoding="utf-8")
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": artifact.kind,
+        "made_time": artifact.made_time or time.time(),
+        "files": {path.name: file_digest(path) for path in sorted(folder.iterdir())},
+        "details": dict(artifact.details),
+        "provenance": dict(artifact.provenance),
+    }
+    with (folder / _MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _exchange(fresh: Path, folder: Path) -> None:
+    """Put a new folder in the place of an old one."""
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    aside = fresh.with_name(f"{fresh.name}-old")
+    folder.rename(aside)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ArtifactError(f"{path} has more than {_MOST_BYTES} bytes")
-        content = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}; make the artifact anew") from error
-    if _digest(content) != entry["sha256"]:
-        raise ArtifactError(
-            f"{path} is not the file that the manifest names (its sha256 differs); "
-            "copy or make the artifact anew"
-        )
-    return content
-
-
-def _checked_name(name: str) -> str:
-    if not name or name == MANIFEST_FILE or name.startswith(".") or Path(name).name != name:
-        raise ArtifactError(f"{name!r} is no name of an artifact's file")
-    return name
-
-
-def _as_bytes(name: str, content: bytes | str | Mapping[str, NDArray[Any]]) -> bytes:
-    _checked_name(name)
-    if isinstance(content, bytes):
-        return content
-    if isinstance(content, str):
-        return content.encode("utf-8")
-    if any(array.dtype.hasobject for array in content.values()):
-        raise ArtifactError(f"{name}: arrays of objects would have to be pickled")
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = dict(content)
-    np.savez_compressed(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        fresh.rename(folder)
+    except OSError:
+        aside.rename(folder)
         raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
