@@ -16,6 +16,7 @@ from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
 from edge_agent.link.session import Introduction, LinkSession, check_address
 from edge_agent.serving.completion import Completion, Outcome
+from edge_agent.serving.orders import OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from pointsman.v1 import fleet_pb2
 from tests.fakes.fleet_service import ScriptedController, ScriptedSession, scripted_controller
@@ -200,6 +201,48 @@ async def test_probe_is_echoed_while_answers_stream(tmp_path: Path) -> None:
         (echo,) = await session.until("probe_echo")
         assert echo.nonce == 77
         assert len(await session.until("progress", 100)) == 100
+
+
+async def test_probe_asks_for_padding_back_and_gets_no_more_than_a_mebibyte(
+    tmp_path: Path,
+) -> None:
+    async with bench(tmp_path) as made:
+        session = await made.connected()
+        session.say(probe=fleet_pb2.Probe(nonce=1, echo_bytes=1000))
+        session.say(probe=fleet_pb2.Probe(nonce=2, echo_bytes=1 << 31))
+        echoes = {echo.nonce: echo for echo in await session.until("probe_echo", 2)}
+        assert len(echoes[1].padding) == 1000
+        assert len(echoes[2].padding) == 1 << 20
+
+
+async def test_end_of_an_order_is_sent_again_until_it_is_acknowledged(tmp_path: Path) -> None:
+    """1. an order ends, 2. the stream breaks, 3. the end comes again with its number."""
+    async with bench(tmp_path) as made:
+        session = await made.connected()
+        made.link.order_updated(OrderUpdate("o1", OrderPhase.RUNNING, "loading", 0.5))
+        (running,) = await session.until("order_update")
+        assert (running.message, running.progress_ratio) == ("loading", 0.5)
+        made.link.order_updated(OrderUpdate("o1", OrderPhase.DONE, "loaded", 1.0))
+        await session.until("order_update", 2)
+        numbers = [
+            m.sequence for m in session.received if m.WhichOneof("message") == "order_update"
+        ]
+        assert numbers == [0, 1]
+        session.end()
+        again = await made.connected()
+        (end,) = await again.until("order_update")
+        assert end.phase == fleet_pb2.ORDER_PHASE_DONE
+        again.say(acked_sequence=1)
+        await until(lambda: made.link.unacknowledged_completions == 0)
+
+
+async def test_order_that_this_agent_does_not_know_is_refused_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        session = await made.connected()
+        session.say(model_order=fleet_pb2.ModelOrder(order_id="o1", model="small"))
+        (update,) = await session.until("order_update")
+        assert update.phase == fleet_pb2.ORDER_PHASE_FAILED
+        assert "update it" in update.message
 
 
 async def test_message_of_a_newer_controller_is_ignored(tmp_path: Path) -> None:
