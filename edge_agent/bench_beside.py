@@ -20,7 +20,13 @@ from typing import Any, Final
 import httpx
 
 from edge_agent.bench import STORY_OPENINGS, decode_rate
-from edge_agent.engine.base import EngineSettings, Finished, GenerationRequest, Sampling
+from edge_agent.engine.base import (
+    EngineSettings,
+    Finished,
+    GenerationRequest,
+    InferenceEngine,
+    Sampling,
+)
 from edge_agent.engine.child import OPENMP_ENVIRONMENT
 from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
@@ -29,6 +35,8 @@ _BATCH_TOKENS: Final = 512
 _PROMPT_TOKENS: Final = 16
 _ANSWER_TOKENS: Final = 128
 _TOOL_SECONDS: Final = 600.0
+# Its log has a thread of its own, which has been seen to lose what it had at the end.
+_TOOL_TRIES: Final = 3
 _SERVER_START_SECONDS: Final = 120.0
 
 
@@ -70,6 +78,7 @@ async def run_beside(
     *,
     server: Path | None = None,
     rounds: int = 3,
+    make_engine: Callable[[EngineSettings], InferenceEngine] = SupervisedEngine,
     clock: Callable[[], float] = time.monotonic,
 ) -> BesideReport:
     """Measure the engine and llama-batched-bench in turns, and the memory beside llama-server.
@@ -79,6 +88,7 @@ async def run_beside(
         tool: llama-batched-bench.
         server: llama-server; None compares no memory.
         rounds: at least 1; who goes first alternates.
+        make_engine: settings -> an engine that is not loaded yet.
 
     Raises:
         UsageError: a tool is not there, or the context is too short for the comparison.
@@ -93,7 +103,7 @@ async def run_beside(
         raise UsageError(f"The comparison needs a context of {4 * _ANSWER_TOKENS} tokens.")
     ours: list[float] = []
     theirs: list[float] = []
-    engine = SupervisedEngine(settings, niceness=0)
+    engine = make_engine(settings)
     try:
         await engine.load()
 
@@ -111,7 +121,7 @@ async def run_beside(
         peak = None
         if server is not None:
             await _work(_engine_answer(engine), settings)
-            peak = _peak_bytes(engine.child_pid)
+            peak = _peak_bytes(getattr(engine, "child_pid", None))
     finally:
         await engine.close()
     server_peak = None if server is None else await _server_peak(server, settings)
@@ -142,17 +152,18 @@ def _common_options(settings: EngineSettings) -> list[str]:
 
 async def _tool_rate(tool: Path, settings: EngineSettings) -> float:
     """Tokens a second of llama-batched-bench, all sequences together."""
-    output = await _run(
-        [
-            str(tool),
-            *_common_options(settings),
-            *("-npp", str(_PROMPT_TOKENS), "-ntg", str(_ANSWER_TOKENS)),
-            *("-npl", str(settings.slots), "--output-format", "jsonl"),
-        ]
-    )
-    for line in output.splitlines():
-        if line.startswith("{"):
-            return float(json.loads(line)["speed_tg"])
+    command = [
+        str(tool),
+        *_common_options(settings),
+        *("-npp", str(_PROMPT_TOKENS), "-ntg", str(_ANSWER_TOKENS)),
+        *("-npl", str(settings.slots), "--output-format", "jsonl"),
+    ]
+    output = ""
+    for _ in range(_TOOL_TRIES):
+        output = await _run(command)
+        for line in output.splitlines():
+            if line.startswith("{"):
+                return float(json.loads(line)["speed_tg"])
     raise EngineError(EngineFailure.CRASHED, f"{tool.name} printed no result: {output[-300:]}")
 
 
@@ -192,7 +203,7 @@ async def _work(answer: Answer, settings: EngineSettings) -> None:
     await answer("long", "the quick brown fox " * (settings.context_tokens // 8), 1)
 
 
-def _engine_answer(engine: SupervisedEngine) -> Answer:
+def _engine_answer(engine: InferenceEngine) -> Answer:
     async def answer(key: str, prompt: str, tokens: int) -> None:
         request = GenerationRequest(key, prompt, Sampling(tokens, temperature=0.0))
         async for event in engine.generate(request):

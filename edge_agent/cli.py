@@ -399,27 +399,50 @@ def _console(stderr: bool = False) -> Any:
 # -- bench ----------------------------------------------------------------------------------------
 
 
-@main.command()
-@click.argument("model", required=False)
-@_settings_options
-@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--slots", type=int, default=8, show_default=True)
-@click.option("--threads", type=int, default=0, help="0 takes every core.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def bench(
+class _Bench(click.Group):
+    """`bench MODEL` means `bench model MODEL`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["model", *args]
+        return super().parse_args(ctx, args)
+
+
+@main.group(cls=_Bench)
+def bench() -> None:
+    """Measure how fast this device runs a MODEL of the catalogue, alone and with full slots."""
+
+
+def _bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which model is run, and how."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        click.option("--context-tokens", type=int, default=1024, show_default=True),
+        click.option("--threads", type=int, default=0, help="0 takes every core."),
+        click.option("--slots", type=int, default=8, show_default=True),
+        click.option(
+            "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+        ),
+        _settings_options,
+        click.argument("model", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+def _run_bench(
+    measure: Callable[[Any], Any],
     model: str | None,
     config: Path | None,
     data_dir: Path | None,
     path: Path | None,
     slots: int,
     threads: int,
-    as_json: bool,
-) -> None:
-    """Measure how fast this device runs a MODEL of the catalogue, alone and with full slots."""
-    from edge_agent.bench import run_bench
+    context_tokens: int,
+) -> Any:
+    """What `measure` makes of the settings of an engine that runs the model."""
     from edge_agent.engine.base import EngineSettings
     from edge_agent.identity import usable_cores
-    from edge_agent.render import print_bench
 
     if (model is None) == (path is None):
         raise click.UsageError("name a MODEL of the catalogue, or give --file")
@@ -427,7 +450,7 @@ def bench(
         raise click.UsageError("--slots: at least 1")
     settings = _load(config, data_dir=data_dir)
 
-    async def measure() -> Any:
+    async def run() -> Any:
         file = path
         if file is None:
             from edge_agent.serving.prepare import ModelPreparer
@@ -441,23 +464,70 @@ def bench(
             file = prepared.path
             if file is None:
                 raise UsageError(f"{model} is remote; name a model that this device runs itself.")
-        return await run_bench(
+        return await measure(
             EngineSettings(
                 model_path=file,
                 slots=slots,
                 threads=threads or usable_cores(),
-                context_tokens=1024,
+                context_tokens=context_tokens,
             )
         )
 
     try:
-        report = asyncio.run(measure())
+        return asyncio.run(run())
     except AgentError as error:
         raise _Told(error) from error
+
+
+_PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@bench.command("model")
+@_bench_options
+@click.option("--beside", type=_PROGRAM, help="llama-batched-bench, measured in turns with ours.")
+@click.option("--server", type=_PROGRAM, help="With --beside: llama-server, for its peak memory.")
+@click.option("--rounds", type=int, default=3, show_default=True)
+def bench_model(
+    beside: Path | None, server: Path | None, rounds: int, as_json: bool, **options: Any
+) -> None:
+    """Measure MODEL alone and with full slots, or beside llama.cpp's own tools."""
+    from edge_agent.bench import run_bench
+    from edge_agent.render import print_bench
+
+    if server is not None and beside is None:
+        raise click.UsageError("--server needs --beside")
+    if beside is not None:
+        from edge_agent.bench_beside import run_beside
+
+        tool = beside
+        compared = _run_bench(
+            lambda settings: run_beside(settings, tool, server=server, rounds=rounds), **options
+        )
+        click.echo(json.dumps(compared.as_dict(), indent=None if as_json else 2))
+        return
+    report = _run_bench(lambda settings: run_bench(settings, rounds=rounds), **options)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:
         print_bench(report)
+
+
+@bench.command("soak")
+@_bench_options
+@click.option("--cycles", type=int, default=200, show_default=True, help="Loads and unloads.")
+@click.option("--requests", type=int, default=10_000, show_default=True)
+def bench_soak(cycles: int, requests: int, as_json: bool, **options: Any) -> None:
+    """Load, answer and unload for long, and tell what it did to the memory."""
+    from edge_agent.bench_soak import run_soak
+
+    def report(text: str) -> None:
+        click.echo(text, err=True)
+
+    soaked = _run_bench(
+        lambda settings: run_soak(settings, cycles=cycles, requests=requests, report=report),
+        **options,
+    )
+    click.echo(json.dumps(soaked.as_dict(), indent=None if as_json else 2))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from edge_agent.bench import run_bench
+from edge_agent.bench_soak import run_soak
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
@@ -1069,3 +1070,19 @@ def test_a_failed_or_cancelled_quantisation_leaves_nothing(smollm2: Path, tmp_pa
 
     run(scenario())
     assert [path.name for path in tmp_path.iterdir()] == [broken.name]
+
+
+@pytest.mark.slow
+def test_loading_answering_and_unloading_again_and_again_leaves_no_memory(smollm2: Path) -> None:
+    """P4: a small one of `edge-agent bench soak`; the bound is wide since the run is short."""
+    report = asyncio.run(
+        run_soak(settings_for(smollm2, context_tokens=256), cycles=5, requests=200)
+    )
+    assert report.cancelled == 20
+    for course in (
+        report.parent_over_cycles,
+        report.parent_over_requests,
+        report.child_over_requests,
+    ):
+        assert course.growth_ratio < 0.15
+    assert not psutil.Process().children()
