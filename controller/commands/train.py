@@ -125,7 +125,6 @@ def _train(
     out: Path,
     resume: bool,
 ) -> None:
-    import torch
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -136,10 +135,9 @@ def _train(
     )
 
     from controller.training.export import export
-    from controller.training.ppo import Curve, Trainer
+    from controller.training.ppo import Curve, Trainer, use_one_thread
 
-    # The layers are small: a second thread costs more in waiting than it saves.
-    torch.set_num_threads(1)
+    use_one_thread()
     worlds = _worlds(scenario)
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists() and not resume:

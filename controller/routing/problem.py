@@ -111,7 +111,8 @@ class ProblemMetadata:
         predicted_tokens: float64[R]; predicted length, prompt and answer together.
         class_quality: float64[R, D]; quality of the request's class at the destination, 0 to 1.
         cluster_error: float64[R, D]; error rate of the request's cluster at the destination.
-        node_key: int64[N]; `name_key` of each node's id, at least 0. For policies trained on a fleet.
+        node_key: int64[N]; `name_key` of each node's id, at least 0; for policies trained on a
+            fleet.
         model_key: int64[D]; `name_key` of the model served there, at least 0.
     """
 

@@ -90,6 +90,14 @@ class TrainingSettings:
 # -- the math -------------------------------------------------------------------------------------
 
 
+def use_one_thread() -> None:
+    """Let torch compute in this thread alone, from now on in the whole process.
+
+    The layers are small: a second thread costs more in waiting than it saves.
+    """
+    torch.set_num_threads(1)
+
+
 def generalised_advantages(
     rewards: FloatArray, values: FloatArray, discount: float, gae: float
 ) -> FloatArray:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from controller.predictors.neighbour_index import GraphIndex
-from controller.storage.quality_files import QualityFilesError, QualityFolder
 from controller.profiler.quality_store import InvalidRecordError, QualityRecord, prompt_digest
+from controller.storage.quality_files import QualityFilesError, QualityFolder
 
 DIMENSION = 8
 

@@ -18,10 +18,10 @@ from controller.errors import InvalidRequestError
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.predictors.embedding import FloatArray
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
-from controller.storage.quality_files import QualityFolder
 from controller.request_manager.decider import Decider
 from controller.request_manager.learning import Learner
 from controller.request_manager.records import Account, RequestRecord, RequestState
+from controller.storage.quality_files import QualityFolder
 from tests.unit.controller.request_manager.test_decider import fleet
 
 pytestmark = pytest.mark.anyio
