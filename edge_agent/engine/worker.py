@@ -339,7 +339,10 @@ class Worker:
         started_at = self._clock()
         self._admit(started_at, events)
         self._close_gap()
-        has_decoders = any(not sequence.is_reading for _, sequence in self._table.active)
+        # A prompt that is read beside a longer one waits for the whole step as a decoder does.
+        has_decoders = len(self._table.active) > 1 or any(
+            not sequence.is_reading for _, sequence in self._table.active
+        )
         room = self._model.batch_tokens - len(self._table.sequences)
         budget = self._pace.budget(has_decoders, room, self._share_ratio)
         plan = plan_step(self._table, budget)
