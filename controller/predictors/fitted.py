@@ -1,0 +1,126 @@
+"""All that `edge-controller fit` learns, as one value that is saved and loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controller.predictors.latency_regressor import FeatureLayout, LatencyPredictor
+from controller.predictors.output_length import OutputLength
+from controller.predictors.quality_table import QualityTable
+from controller.predictors.query_classifier import QueryClassifier
+from controller.predictors.tree_ensemble import ensemble_from_arrays, ensemble_from_lightgbm
+from controller.storage.artifacts import Artifact, ArtifactError, load_artifact, save_artifact
+
+KIND: Final = "drlm-predictors"
+_FOREST: Final = "forest."
+_LATENCY: Final = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPredictors:
+    """The predictors that were fitted together, over the same classes.
+
+    Attributes:
+        classifier: embedding to class probabilities.
+        quality: class and model to expected quality.
+        output_length: class and model to expected tokens.
+        latency: query, model and device to seconds.
+        latency_model: LightGBM's text, from which `latency` was read.
+    """
+
+    classifier: QueryClassifier
+    quality: QualityTable
+    output_length: OutputLength
+    latency: LatencyPredictor
+    latency_model: str
+
+
+def latency_from_lightgbm(
+    text: str, layout: FeatureLayout, residual_sigma: float
+) -> LatencyPredictor:
+    """A predictor over LightGBM's text model.
+
+    Raises:
+        ValueError: the model cannot be evaluated, or was grown on other features.
+    """
+    trees, names = ensemble_from_lightgbm(text)
+    if len(names) != len(layout.names):
+        raise ValueError("the latency model was grown on other features; fit it anew")
+    return LatencyPredictor(layout, trees, residual_sigma)
+
+
+def save_predictors(
+    folder: Path, fitted: FittedPredictors, *, provenance: Mapping[str, Any]
+) -> None:
+    """Write an artifact folder.
+
+    Args:
+        folder: replaced as a whole.
+        fitted: the predictors.
+        provenance: sources with hashes, rows, command, held-out figures.
+
+    Raises:
+        ArtifactError: it cannot be written.
+    """
+    layout = fitted.latency.layout
+    forest = fitted.classifier.forest.as_arrays()
+    save_artifact(
+        folder,
+        Artifact(
+            KIND,
+            arrays={
+                **{_FOREST + name: array for name, array in forest.items()},
+                "correct": fitted.quality.correct,
+                "answered": fitted.quality.answered,
+                "length_expected": fitted.output_length.expected,
+                "length_class_means": fitted.output_length.class_means,
+            },
+            texts={_LATENCY: fitted.latency_model},
+            details={
+                "classes": list(fitted.classifier.classes),
+                "default_class": fitted.classifier.default_class,
+                "confidence_threshold": fitted.classifier.confidence_threshold,
+                "models": list(fitted.quality.models),
+                "families": list(layout.families),
+                "kinds": list(layout.kinds),
+                "residual_sigma": fitted.latency.residual_sigma,
+            },
+            provenance=provenance,
+        ),
+    )
+
+
+def load_predictors(folder: Path) -> FittedPredictors:
+    """The predictors of an artifact folder, its hashes checked.
+
+    Raises:
+        ArtifactError: the folder is absent, altered, of another schema, or inconsistent.
+    """
+    artifact = load_artifact(folder, KIND)
+    try:
+        described, arrays = artifact.details, artifact.arrays
+        text = artifact.texts[_LATENCY]
+        classes, models = tuple(described["classes"]), tuple(described["models"])
+        layout = FeatureLayout(classes, tuple(described["families"]), tuple(described["kinds"]))
+        forest = {
+            name.removeprefix(_FOREST): array
+            for name, array in arrays.items()
+            if name.startswith(_FOREST)
+        }
+        return FittedPredictors(
+            classifier=QueryClassifier(
+                classes,
+                str(described["default_class"]),
+                float(described["confidence_threshold"]),
+                ensemble_from_arrays(forest),
+            ),
+            quality=QualityTable(classes, models, arrays["correct"], arrays["answered"]),
+            output_length=OutputLength(
+                classes, models, arrays["length_expected"], arrays["length_class_means"]
+            ),
+            latency=latency_from_lightgbm(text, layout, float(described["residual_sigma"])),
+            latency_model=text,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{folder} is inconsistent ({error}); make it anew") from error
