@@ -512,6 +512,21 @@ def bench_model(
         print_bench(report)
 
 
+@bench.command("idle")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--seconds", type=click.FloatRange(min=1.0), default=20.0, show_default=True)
+def bench_idle(as_json: bool, seconds: float) -> None:
+    """Measure what the agent itself costs, without an engine."""
+    from edge_agent.bench_idle import measure_idle
+
+    found = measure_idle(seconds).as_dict()
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        click.echo(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+
+
 @bench.command("soak")
 @_bench_options
 @click.option("--cycles", type=int, default=200, show_default=True, help="Loads and unloads.")

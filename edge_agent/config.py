@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 from edge_agent.errors import UsageError
@@ -126,6 +126,9 @@ class RemoteSettings:
     saturated_decode_tokens_per_second: float | None = None
 
 
+PREFIX_REUSES: Final = ("off", "session", "system", "any")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """One model to be served.
@@ -142,6 +145,9 @@ class ModelSettings:
         request_usd: price that routing counts.
         load_at_start: false loads it when an order or a request asks for it.
         is_pinned: never unloaded to make room or for being idle.
+        prefix_reuse: whose held keys and values a prompt may start from: off, session (the same
+            conversation), system (of others the whole system prompt, too) or any. A client can time
+            its first token and so learn that somebody has sent the same text.
         remote: the server that answers for it; unset loads the model here.
     """
 
@@ -156,6 +162,7 @@ class ModelSettings:
     request_usd: float = 0.0
     load_at_start: bool = True
     is_pinned: bool = False
+    prefix_reuse: str = "system"
     remote: RemoteSettings | None = None
 
     @property
@@ -390,6 +397,10 @@ def _check(settings: Settings) -> list[str]:
             problems.append(f"models {model.name}: slots must be 1 to 256")
         if model.threads < 0 or model.context_tokens < 0 or model.gpu_layers < 0:
             problems.append(f"models {model.name}: threads, context and layers are not negative")
+        if model.prefix_reuse not in PREFIX_REUSES:
+            problems.append(
+                f"models {model.name}: prefix_reuse is one of {', '.join(PREFIX_REUSES)}"
+            )
         if not 0 < model.cpu_share_ratio <= 1:
             problems.append(f"models {model.name}: cpu_share_ratio above 0, at most 1")
         prices = (model.prompt_usd_per_token, model.completion_usd_per_token, model.request_usd)

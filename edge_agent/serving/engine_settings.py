@@ -1,7 +1,7 @@
 """How a model of the settings is run, here or by a remote server."""
 
 from edge_agent.config import ModelSettings
-from edge_agent.engine.base import EngineSettings
+from edge_agent.engine.base import EngineSettings, PrefixReuse
 from edge_agent.engine.openai import OpenAiSettings, Rates
 from edge_agent.identity import usable_cores
 from edge_agent.serving.hosted import PreparedModel
@@ -25,6 +25,7 @@ def local_engine_settings(model: ModelSettings, prepared: PreparedModel) -> Engi
         gpu_layers=model.gpu_layers,
         cpu_share_ratio=model.cpu_share_ratio,
         chat_template=prepared.chat_template,
+        prefix_reuse=PrefixReuse(model.prefix_reuse),
     )
 
 
