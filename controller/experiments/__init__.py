@@ -1,0 +1,1 @@
+"""Experiments that compare routing policies, with tables and figures."""

@@ -1,0 +1,1 @@
+"""A simulated cluster that the serving policies run in, unchanged."""
