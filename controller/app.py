@@ -78,7 +78,10 @@ async def _serve(
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
     sessions = FleetSessions(settings.fleet, profiler, settings.orders)
     keeper = StateKeeper(store, profiler, sessions)
-    await keeper.restore()
+    try:
+        await keeper.restore()
+    except StorageError as error:
+        raise SettingsError(str(error)) from error
     manager = RequestManager(
         settings.batching,
         settings.limits,

@@ -64,8 +64,15 @@ class StateKeeper:
             )
 
     def finished(self, record: RequestRecord) -> None:
-        """Keep the story of a request that has ended."""
+        """Keep the story of a request that has ended, and with it how far its node has come.
+
+        Both are written in one transaction, so that a completion and the sequence number that
+        tells its repeats are kept together or not at all.
+        """
         self._store.save_finished(record)
+        chosen = record.placement.chosen if record.placement else None
+        if chosen is not None and chosen.node_id in self._profiler.nodes:
+            self._keep_node(chosen.node_id)
 
     async def run(self) -> None:
         """Keep what changes, until cancelled."""
@@ -83,23 +90,28 @@ class StateKeeper:
         self._keep_calibrations()
 
     def _keep_nodes(self) -> None:
-        current: dict[NodeId, KnownNode] = {}
-        for node_id, record in self._profiler.nodes.items():
-            instance_id, acked = self._sessions.last_acked(node_id)
-            current[node_id] = KnownNode(
-                dataclasses.replace(record.hello, models=record.models),
-                self._sessions.is_draining(node_id),
-                record.completed_requests,
-                record.failed_requests,
-                record.cancelled_requests,
-                instance_id,
-                acked,
-            )
-            if self._nodes.get(node_id) != current[node_id]:
-                self._store.save_node(current[node_id])
+        current = self._profiler.nodes
+        for node_id in current:
+            self._keep_node(node_id)
         for node_id in self._nodes.keys() - current.keys():
             self._store.forget_node(node_id)
-        self._nodes = current
+            del self._nodes[node_id]
+
+    def _keep_node(self, node_id: NodeId) -> None:
+        record = self._profiler.nodes[node_id]
+        instance_id, acked = self._sessions.last_acked(node_id)
+        node = KnownNode(
+            dataclasses.replace(record.hello, models=record.models),
+            self._sessions.is_draining(node_id),
+            record.completed_requests,
+            record.failed_requests,
+            record.cancelled_requests,
+            instance_id,
+            acked,
+        )
+        if self._nodes.get(node_id) != node:
+            self._store.save_node(node)
+            self._nodes[node_id] = node
 
     def _keep_calibrations(self) -> None:
         known = {one.key: one for one in self._profiler.known_calibrations()}

@@ -63,6 +63,12 @@ _CHECK_UP_TO_BYTES: Final = 64 << 20
 _LEAST_FREE_BYTES: Final = 256 << 10
 """With less than this a failing write is taken to fail for want of space."""
 
+_FORGET_PROMPTS: Final = """
+    UPDATE requests SET prompt = NULL, document = CAST(
+        json_set(CAST(document AS TEXT), '$.request.prompt', '') AS BLOB
+    ) WHERE prompt IS NOT NULL
+"""
+
 _VACUUM_PAGES: Final = 20_000
 """Free pages that one tidying gives back to the file system."""
 
@@ -88,8 +94,9 @@ class SqliteStore:
             self._lock_file.close()
             raise
         self._unkept = Unkept()
-        self._writing = 0
+        self._taken = Unkept()
         self._lost = 0
+        self._told_lost = 0
         self._issue = ""
         self._condition = threading.Condition()
         self._is_closing = False
@@ -135,13 +142,13 @@ class SqliteStore:
         with self._condition:
             lost = f"; {self._lost} finished requests are lost" if self._lost else ""
             issue = f"{self._issue}{lost}" if self._issue else ""
-            return StoreState(len(self._unkept) + self._writing, self._lost, issue)
+            return StoreState(len(self._unkept) + len(self._taken), self._lost, issue)
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything given is kept."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: not len(self._unkept) and not self._writing, seconds
+                lambda: not len(self._unkept) and not len(self._taken), seconds
             )
 
     def close(self, seconds: float) -> bool:
@@ -153,7 +160,7 @@ class SqliteStore:
             self._condition.notify_all()
         self._thread.join(seconds)
         with self._condition:
-            unkept = len(self._unkept) + self._writing
+            unkept = len(self._unkept) + len(self._taken)
         if unkept:
             log.error("storage.not_kept", values=unkept, issue=self._issue)
         else:
@@ -183,7 +190,8 @@ class SqliteStore:
     def find(self, request_id: RequestId) -> RequestRecord | None:
         """The story of a finished request."""
         with self._condition:
-            waiting = [r for r in self._unkept.finished if r.request.request_id == request_id]
+            given = (*self._taken.finished, *self._unkept.finished)
+        waiting = [record for record in given if record.request.request_id == request_id]
         if waiting:
             return waiting[-1]
         with self._reading() as connection:
@@ -224,7 +232,7 @@ class SqliteStore:
                 time.sleep(_GATHER_SECONDS)
             with self._condition:
                 taken, self._unkept = self._unkept, Unkept()
-                self._writing = len(taken)
+                self._taken = taken
             try:
                 if len(taken):
                     self._write(taken)
@@ -245,10 +253,13 @@ class SqliteStore:
                 except DBAPIError as error:
                     log.error("storage.not_tidied", issue=_explained(self._path, error))
             with self._condition:
-                self._writing = 0
+                self._taken = Unkept()
                 if self._issue:
                     log.info("storage.mended", issue=self._issue)
                     self._issue = ""
+                if self._lost > self._told_lost:
+                    log.error("storage.lost", finished_requests=self._lost - self._told_lost)
+                    self._told_lost = self._lost
                 self._condition.notify_all()
                 if is_last and not len(self._unkept):
                     return
@@ -264,7 +275,7 @@ class SqliteStore:
         with self._condition:
             self._unkept.prepend(taken)
             self._drop_the_oldest()
-            self._writing = 0
+            self._taken = Unkept()
             if issue != self._issue:
                 log.error("storage.not_written", issue=issue, waiting=len(self._unkept))
             self._issue = issue
@@ -299,6 +310,8 @@ class SqliteStore:
         """Drop what the retention no longer allows, oldest first."""
         retention = self._retention
         with self._engine.begin() as connection:
+            # What is dropped is overwritten, since it may be what somebody wants forgotten.
+            connection.execute(text("PRAGMA secure_delete = ON"))
             oldest = time.time() - 86_400 * retention.days
             connection.execute(delete(REQUESTS).where(REQUESTS.c.finished_time < oldest))
             count = connection.execute(select(func.count()).select_from(REQUESTS)).scalar_one()
@@ -314,9 +327,7 @@ class SqliteStore:
                 doomed = select(REQUESTS.c.number).order_by(REQUESTS.c.number).limit(excess)
                 connection.execute(delete(REQUESTS).where(REQUESTS.c.number.in_(doomed)))
             if not retention.keep_prompts:
-                connection.execute(
-                    REQUESTS.update().where(REQUESTS.c.prompt.is_not(None)).values(prompt=None)
-                )
+                connection.execute(text(_FORGET_PROMPTS))
         with self._engine.connect() as connection:
             # Each step frees a page, and only a script steps through what has no columns.
             driver: Any = connection.connection.driver_connection

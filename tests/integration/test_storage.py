@@ -146,6 +146,22 @@ def test_retention_by_number_drops_the_oldest(tmp_path, monkeypatch):
     store.close(5.0)
 
 
+def test_prompts_that_were_kept_are_gone_once_they_shall_not_be(tmp_path):
+    store = SqliteStore(tmp_path, Retention(keep_prompts=True))
+    store.save_finished(finished_record("r-1", prompt="Where is the sextant?"))
+    assert store.close(10.0)
+    assert b"sextant" in (tmp_path / FILE_NAME).read_bytes()
+    store = SqliteStore(tmp_path, Retention(keep_prompts=False))
+    store.save_node(node())
+    assert store.flush(10.0)
+    found = store.find(RequestId("r-1"))
+    assert found is not None
+    assert found.request.prompt == ""
+    assert found.account == finished_record("r-1").account
+    assert store.close(10.0)
+    assert b"sextant" not in (tmp_path / FILE_NAME).read_bytes()
+
+
 def test_retention_by_size_gives_the_space_back(tmp_path):
     filled(tmp_path, 3000)
     before = (tmp_path / FILE_NAME).stat().st_size
@@ -217,6 +233,20 @@ def test_while_nothing_can_be_written_the_oldest_go_first_and_are_counted(tmp_pa
     assert store.flush(40.0)
     assert store.finished(1)[0].request_id == "r-24"
     assert store.close(10.0)
+
+
+def test_a_request_can_be_read_while_it_is_being_written(tmp_path):
+    store = SqliteStore(tmp_path)
+    blocker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    store.save_finished(finished_record("r-1"))
+    for _ in range(30):  # longer than it gathers: the writer has it and waits for the file
+        assert store.find(RequestId("r-1")) is not None
+        time.sleep(0.01)
+    assert store.state.waiting == 1
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert store.close(20.0)
 
 
 def test_export_writes_every_finished_request(tmp_path):
