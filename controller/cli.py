@@ -5,6 +5,7 @@ import click
 from controller import __version__
 from controller.commands.calibrate import calibrate
 from controller.commands.demonstration import demo
+from controller.commands.experiment import experiment
 from controller.commands.models import models
 from controller.commands.operation import nodes, policy
 from controller.commands.profile import profile
@@ -39,6 +40,7 @@ for _command in (
     bench,
     storage,
     train,
+    experiment,
     demo,
 ):
     main.add_command(_command)

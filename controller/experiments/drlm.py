@@ -13,6 +13,7 @@ from controller import __version__
 from controller.routing.policies import policy_named, warm_up
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.routing.ppo.policy import LearnedPolicy
+from controller.routing.problem import name_key
 from controller.simulator.runner import DEFAULT_BUDGET, Outcome, Window, simulate
 from controller.simulator.scenario import Scenario
 from controller.simulator.workload import bursts, poisson, replay, workload_of
@@ -26,6 +27,19 @@ BATCH_WINDOW: Final = Window(seconds=2.0, most=30)
 
 EACH: Final = Window()
 """For the policies that decide on each arrival."""
+
+_FAMILIES: Final = (
+    "gpt-oss",
+    "gemma2",
+    "gemma3",
+    "llama3.1",
+    "llama3.2",
+    "qwen3",
+    "tinyllama",
+    "mistral",
+)
+_BITS: Final = (2, 3, 4, 8, 16)
+_KINDS: Final = ("Raspberry Pi", "Jetson Nano", "Orin Nano", "Orin AGX", "virtual machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,19 @@ def numbered_names(scenario: Scenario) -> Names:
     """Models by size in billions and index, kinds by index."""
     models = tuple(f"{size:g}b #{m}" for m, size in enumerate(scenario.parameters_billions))
     return Names(models, tuple(f"kind {k}" for k in range(scenario.seconds.shape[2])))
+
+
+def paper_names() -> Names:
+    """The names of DRLM's Table I; a model is found by the key of its name."""
+    world = paper_world(0, 1)
+    known = {
+        name_key(name): name
+        for family in _FAMILIES
+        for size in dict.fromkeys(world.parameters_billions.tolist())
+        for bits in _BITS
+        for name in (f"{family}-{size:g}b-q{bits}",)
+    }
+    return Names(tuple(known[int(key)] for key in world.layout.model_keys), _KINDS)
 
 
 def compare(

@@ -1,0 +1,27 @@
+"""`edge-controller experiment drlm --quick` as an operator runs it."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from controller.cli import main
+
+
+def test_the_quick_experiment_writes_its_files(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["experiment", "drlm", "--quick", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    policies = [row["policy"] for row in results["rows"]]
+    assert policies[:6] == [
+        "random",
+        "high-accuracy",
+        "fastest",
+        "routellm",
+        "optllm",
+        "greedy-reward",
+    ]
+    assert "memetic (window)" in policies
+    assert {row["unserved"] for row in results["rows"]} == {0}
+    assert (tmp_path / "load-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "25 requests, 1 a second, 2 runs" in (tmp_path / "table.md").read_text()
