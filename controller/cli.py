@@ -6,6 +6,7 @@ from controller import __version__
 from controller.commands.calibrate import calibrate
 from controller.commands.demonstration import demo
 from controller.commands.experiment import experiment
+from controller.commands.fit import bench_drlm_command, bench_engine_command, fit
 from controller.commands.models import models
 from controller.commands.operation import nodes, policy
 from controller.commands.profile import profile
@@ -33,6 +34,7 @@ for _command in (
     calibrate,
     policy,
     profile,
+    fit,
     embedding,
     problem,
     solve,
@@ -47,6 +49,8 @@ for _command in (
 
 
 bench.add_command(bench_events_command)
+bench.add_command(bench_drlm_command)
+bench.add_command(bench_engine_command)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""Commands that measure the engine for, fit and time DRLM's predictors."""
+
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from controller.commands.asking import CommandFailedError
+
+
+@click.command()
+@click.option(
+    "--measurements",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="A file or folder of `edge-controller profile`; may be given again.",
+)
+@click.option(
+    "--paper-setting",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of public question sets, outcomes and device speeds: fit on DRLM's setting, "
+    "synthesised from them, instead.",
+)
+@click.option(
+    "--device-by",
+    type=click.Choice(["hardware", "node"]),
+    default="hardware",
+    show_default=True,
+    help="What makes two machines one class of devices.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the predictors.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fit(
+    measurements: tuple[Path, ...],
+    paper_setting: Path | None,
+    device_by: str,
+    out: Path,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Fit classifier, quality, latency and answer length; a fifth of the queries is held out."""
+    if bool(measurements) == (paper_setting is not None):
+        raise click.UsageError("give either --measurements or --paper-setting")
+    from controller.offline.measurements import MeasurementsError, read_measurements
+    from controller.predictors.embedding import EmbeddingUnavailableError, OnnxEmbedding
+    from controller.predictors.fitted import save_predictors
+    from controller.storage.artifacts import ArtifactError
+
+    try:
+        from controller.training.fit_predictors import FitError, table_of
+        from controller.training.fit_predictors import fit as fit_predictors
+        from controller.training.paper_setting import PaperDataError, paper_setting_from
+    except ImportError as error:
+        raise CommandFailedError(
+            f"fitting needs {error.name}; install the extra `train`"
+        ) from error
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    try:
+        if paper_setting is None:
+            rows = [row for path in measurements for row in read_measurements(path)]
+            table, sources = table_of(rows, device_by=device_by), _files(measurements)
+        else:
+            say("synthesising the paper's measurements")
+            setting = paper_setting_from(paper_setting, seed=seed)
+            table, sources = setting.table, list(setting.sources)
+        fitted, figures = fit_predictors(table, OnnxEmbedding().embed, seed=seed, say=say)
+        save_predictors(
+            out,
+            fitted,
+            provenance={
+                "command": " ".join(["edge-controller", *sys.argv[1:]]),
+                "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                "sources": _digests(sources),
+                "rows": figures["measurements"],
+                "is_synthetic": paper_setting is not None,
+                "figures": figures,
+            },
+        )
+    except (
+        MeasurementsError, FitError, PaperDataError, ArtifactError, EmbeddingUnavailableError,
+    ) as error:  # fmt: skip
+        raise CommandFailedError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise CommandFailedError(
+            f"fitting needs {error.name}; install the extra `train`"
+        ) from error
+    if as_json:
+        click.echo(json.dumps({"folder": str(out), **figures}))
+    else:
+        _print_figures(figures, out)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        inside = [path / "measurements.parquet", path / "measurements.csv"]
+        found.append(next((file for file in inside if file.exists()), path))
+    return found
+
+
+def _digests(paths: Sequence[Path]) -> list[dict[str, str]]:
+    from controller.storage.artifacts import file_digest
+
+    return [
+        {"file": path.name, "folder": path.parent.name, "sha256": file_digest(path)}
+        for path in paths
+    ]
+
+
+def _print_figures(figures: dict[str, Any], out: Path) -> None:
+    latency, classes = figures["latency"], figures["classifier"]
+    quality, length = figures["quality"], figures["output_length"]
+    click.echo(
+        f"{figures['measurements']} measurements of {figures['queries']} queries; held out: "
+        f"{figures['held_out_measurements']} of {figures['held_out_queries']}"
+    )
+    click.echo(
+        f"Latency: R2 {latency['r2_log']:.3f} on the log scale, residual sigma "
+        f"{latency['residual_sigma_log']:.3f}, half of the times within "
+        f"{latency['median_ratio_error']:.0%}"
+    )
+    shares = latency["feature_importance"]["groups"]
+    click.echo("  importance: " + ", ".join(f"{k} {v:.1%}" for k, v in shares.items()))
+    click.echo(
+        f"Classes: accuracy {classes['accuracy']:.3f}, {classes['unclear_ratio']:.1%} unclear "
+        f"and counted as {classes['default_class']}; rows are the truth:"
+    )
+    width = max(len(name) for name in classes["classes"])
+    for name, row in zip(classes["classes"], classes["confusion"], strict=True):
+        click.echo(f"  {name:{width}} " + " ".join(f"{count:4d}" for count in row))
+    if quality["log_loss"] is None:
+        click.echo("Quality: no held-out answer was graded")
+    else:
+        click.echo(
+            f"Quality: log loss {quality['log_loss']:.4f} "
+            f"({quality['log_loss_without_classes']:.4f} without classes) on "
+            f"{quality['graded_answers']} answers"
+        )
+    if length["mean_tokens"] is not None:
+        click.echo(
+            f"Answer length: off by {length['mean_absolute_error_tokens']:.1f} tokens on average, "
+            f"of {length['mean_tokens']:.1f}"
+        )
+    click.echo(f"Written to {out}")
+
+
+@click.command("engine")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    required=True,
+    metavar="[FORMAT=]FILE",
+    help="Questions, as `edge-controller profile` takes them; may be given again.",
+)
+@click.option("--sample", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option(
+    "--models-folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path.home() / ".cache" / "pointsman" / "models",
+    show_default="~/.cache/pointsman/models",
+)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path))
+def bench_engine_command(
+    workloads: tuple[str, ...], sample: int, max_tokens: int, models_folder: Path, out: Path
+) -> None:
+    """Measure several models under several thread limits here, for `edge-controller fit`."""
+    from controller.bench.engine_measurements import EngineMeasurementsError, measure_engine
+
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        folders = asyncio.run(
+            measure_engine(
+                out.resolve(),
+                models_folder,
+                workloads,
+                sample=sample,
+                max_tokens=max_tokens,
+                say=lambda line: click.echo(line, err=True),
+            )
+        )
+    except EngineMeasurementsError as error:
+        raise CommandFailedError(str(error)) from error
+    click.echo("edge-controller fit " + " ".join(f"--measurements {path}" for path in folders))
+
+
+@click.command("drlm")
+@click.option(
+    "--predictors",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Fitted ones; otherwise trees of the paper's size over made-up times.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench_drlm_command(predictors: Path | None, seed: int, as_json: bool) -> None:
+    """Time what DRLM does for one new query, section by section."""
+    from controller.bench.drlm import bench_drlm
+    from controller.storage.artifacts import ArtifactError
+
+    try:
+        report = bench_drlm(predictors, np.random.default_rng(seed))
+    except ArtifactError as error:
+        raise CommandFailedError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    for section, figures in report.items():
+        click.echo(section)
+        for name, value in figures.items():
+            click.echo(f"  {name}: {value}")
