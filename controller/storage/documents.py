@@ -4,7 +4,7 @@ Pydantic reads the dataclasses' own annotations, so a field added with a default
 documents that lack it, and a document that does not fit is an error, never a half-read value.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -20,6 +20,8 @@ KEPT_OTHERS: Final = 8
 HELLO: Final = TypeAdapter(NodeHello)
 CALIBRATION: Final = TypeAdapter(KnownCalibration)
 RECORD: Final = TypeAdapter(RequestRecord)
+
+_COLUMNS: Final = tuple(field.name for field in fields(FinishedRow))
 
 
 def record_document(record: RequestRecord, keep_prompt: bool) -> bytes:
@@ -68,3 +70,8 @@ def finished_row(record: RequestRecord, finished_time: float, keep_prompt: bool)
         prompt_characters=len(record.request.text),
         prompt=record.request.text if keep_prompt else None,
     )
+
+
+def finished_columns(row: FinishedRow) -> dict[str, object]:
+    """Its values by column; `dataclasses.asdict` would copy each one."""
+    return {name: getattr(row, name) for name in _COLUMNS}

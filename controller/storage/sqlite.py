@@ -10,7 +10,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -36,6 +35,7 @@ from controller.storage.documents import (
     CALIBRATION,
     HELLO,
     RECORD,
+    finished_columns,
     finished_row,
     record_document,
 )
@@ -99,6 +99,7 @@ class SqliteStore:
         self._told_lost = 0
         self._issue = ""
         self._condition = threading.Condition()
+        self._writer: Connection | None = None
         self._is_closing = False
         self._thread = threading.Thread(target=self._write_on, name="storage", daemon=True)
         self._thread.start()
@@ -223,6 +224,12 @@ class SqliteStore:
     # -- the writer -------------------------------------------------------------------------------
 
     def _write_on(self) -> None:
+        try:
+            self._write_until_closed()
+        finally:
+            self._disconnect()
+
+    def _write_until_closed(self) -> None:
         wait, tidied_at = _FIRST_RETRY_SECONDS, -_TIDY_SECONDS
         while True:
             with self._condition:
@@ -264,7 +271,14 @@ class SqliteStore:
                 if is_last and not len(self._unkept):
                     return
 
+    def _disconnect(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(DBAPIError):
+                writer.close()
+
     def _failed(self, taken: Unkept, error: Exception) -> None:
+        self._disconnect()
         issue = (
             _explained(self._path, error)
             if isinstance(error, DBAPIError)
@@ -285,7 +299,11 @@ class SqliteStore:
         keep = self._retention.keep_prompts
         kept = [node for node in taken.nodes.values() if node is not None]
         gone = [node_id for node_id, node in taken.nodes.items() if node is None]
-        with self._engine.begin() as connection:
+        if self._writer is None:
+            # Held open: whoever closes the last connection copies the whole log into the file.
+            self._writer = self._engine.connect()
+        connection = self._writer
+        with connection.begin():
             if gone:
                 connection.execute(delete(NODES).where(NODES.c.node_id.in_(gone)))
             if kept:
@@ -299,7 +317,7 @@ class SqliteStore:
                     insert(REQUESTS).prefix_with("OR REPLACE"),
                     [
                         {
-                            **asdict(finished_row(record, now, keep)),
+                            **finished_columns(finished_row(record, now, keep)),
                             "document": record_document(record, keep),
                         }
                         for record in latest.values()
