@@ -5,7 +5,7 @@ import click
 from controller import __version__
 from controller.commands.calibrate import calibrate
 from controller.commands.demonstration import demo
-from controller.commands.experiment import experiment
+from controller.commands.experiment import bench_simulator_command, experiment
 from controller.commands.fit import bench_drlm_command, bench_engine_command, fit
 from controller.commands.models import models
 from controller.commands.operation import nodes, policy
@@ -49,6 +49,7 @@ for _command in (
 
 
 bench.add_command(bench_events_command)
+bench.add_command(bench_simulator_command)
 bench.add_command(bench_drlm_command)
 bench.add_command(bench_engine_command)
 

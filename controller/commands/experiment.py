@@ -1,5 +1,6 @@
 """Commands that run experiments."""
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -94,3 +95,18 @@ def drlm(
     click.echo(markdown(rows))
     for path in written:
         click.echo(str(path), err=True)
+
+
+@click.command("simulator")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--queries", type=click.IntRange(min=64), default=5000, show_default=True)
+def bench_simulator_command(as_json: bool, queries: int) -> None:
+    """Measure how many queries a second the cluster simulator routes."""
+    from controller.bench.simulator import simulator_figures
+
+    figures = simulator_figures(queries)
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            click.echo(f"{name}: {value:.5g}")

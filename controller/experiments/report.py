@@ -97,6 +97,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 def _figures(rows: Sequence[Row], folder: Path) -> list[Path]:
     try:
+        from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -133,9 +134,18 @@ def _figures(rows: Sequence[Row], folder: Path) -> list[Path]:
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     below = [0.0] * len(heaviest)
-    for name in dict.fromkeys(name for row in heaviest for name in row.model_shares):
+    used = list(dict.fromkeys(name for row in heaviest for name in row.model_shares))
+    # More models than the usual colours; neighbours far apart on the scale.
+    colours = colormaps["turbo"].resampled(len(used) + 1)
+    for index, name in enumerate(used):
         shares = [row.model_shares.get(name, 0.0) for row in heaviest]
-        axis.barh([row.policy for row in heaviest], shares, left=below, label=name)
+        axis.barh(
+            [row.policy for row in heaviest],
+            shares,
+            left=below,
+            label=name,
+            color=colours(index * 7 % (len(used) + 1)),
+        )
         below = [left + share for left, share in zip(below, shares, strict=True)]
     axis.invert_yaxis()
     axis.set_xlabel("share of requests")

@@ -59,6 +59,7 @@ class Cluster:
         self._slots: list[int] = [int(count) for count in slots]
         self._running: list[list[_Job]] = [[] for _ in range(nodes)]
         self._queue: list[deque[_Job]] = [deque() for _ in range(nodes)]
+        self._queued_seconds = [0.0] * nodes  # predicted, of what waits
         self._occupied: set[int] = set()
         self._ends: list[tuple[float, int, _Job]] = []
         self._sequence = 0
@@ -80,10 +81,10 @@ class Cluster:
         """Let time pass up to and with `until`; what ended on the way, in order of time.
 
         Raises:
-            ValueError: `until` has passed already.
+            ValueError: `until` has passed already, or is not finite.
         """
-        if until < self.now:
-            raise ValueError(f"time goes forward: it is {self.now}, not {until}")
+        if not self.now <= until < math.inf:
+            raise ValueError(f"time goes forward by finite steps: it is {self.now}, not {until}")
         completed = []
         while self.next_completion() <= until:
             end, _, job = heapq.heappop(self._ends)
@@ -92,7 +93,7 @@ class Cluster:
             self.busy_seconds[job.node] += end - job.started
             completed.append(Completion(job.request, job.node, job.started, end))
             if self._queue[job.node]:
-                self._start(self._queue[job.node].popleft())
+                self._start(self._dequeue(job.node))
             elif not self._running[job.node]:
                 self._occupied.discard(job.node)
         self.now = until
@@ -117,6 +118,7 @@ class Cluster:
             self._start(job)
         else:
             self._queue[node].append(job)
+            self._queued_seconds[node] += predicted
 
     def fail(self, node: int) -> list[int]:
         """Take a node down, now; the requests that ran or waited there, oldest first."""
@@ -129,6 +131,7 @@ class Cluster:
             self.wasted_seconds[node] += self.now - job.started
         self._running[node].clear()
         self._queue[node].clear()
+        self._queued_seconds[node] = 0.0
         self._occupied.discard(node)
         self.up[node] = False
         self._up_seconds[node] += self.now - self._up_since[node]
@@ -158,6 +161,13 @@ class Cluster:
         served = self.busy_seconds + running
         return np.asarray(np.divide(served, there, out=np.zeros_like(there), where=there > 0.0))
 
+    def _dequeue(self, node: int) -> _Job:
+        job = self._queue[node].popleft()
+        # An empty queue has exactly nothing, whatever rounding left.
+        rest = self._queued_seconds[node] - job.predicted if self._queue[node] else 0.0
+        self._queued_seconds[node] = rest
+        return job
+
     def _start(self, job: _Job) -> None:
         job.started = self.now
         self._running[job.node].append(job)
@@ -169,6 +179,8 @@ class Cluster:
         if len(running) < self._slots[node]:
             return 0.0
         left = [max(j.started + j.predicted - self.now, OVERDUE_SECONDS) for j in running]
+        if len(left) == 1:
+            return left[0] + self._queued_seconds[node]
         heapq.heapify(left)
         for job in self._queue[node]:
             heapq.heapreplace(left, left[0] + job.predicted)

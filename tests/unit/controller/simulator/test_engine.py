@@ -77,6 +77,8 @@ def test_time_does_not_go_back() -> None:
     node.advance(2.0)
     with pytest.raises(ValueError, match="forward"):
         node.advance(1.0)
+    with pytest.raises(ValueError, match="finite"):
+        node.advance(math.inf)
 
 
 @settings(max_examples=40, deadline=None)
@@ -108,3 +110,14 @@ def test_work_is_conserved_and_no_slot_idles_before_a_queue(
         if c.started > arrived + 1e-9:  # it waited, so just before its start all slots were busy
             busy = [o for o in done if o.node == node and o.started < c.started <= o.finished]
             assert len(busy) == slots[node]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.01, 9.0), min_size=1, max_size=20), st.floats(0.0, 60.0))
+def test_one_slot_waits_for_all_that_is_left(seconds: list[float], later: float) -> None:
+    node = cluster(1)
+    for request, each in enumerate(seconds):
+        node.send(request, 0, each, each)
+    node.advance(later)
+    left = max(sum(seconds) - later, 0.0)
+    assert node.waits()[0] == pytest.approx(left, abs=2.0 * OVERDUE_SECONDS)
