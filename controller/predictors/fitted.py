@@ -81,6 +81,7 @@ def save_predictors(
                 "classes": list(fitted.classifier.classes),
                 "default_class": fitted.classifier.default_class,
                 "confidence_threshold": fitted.classifier.confidence_threshold,
+                "sharpness": fitted.classifier.sharpness,
                 "models": list(fitted.quality.models),
                 "families": list(layout.families),
                 "kinds": list(layout.kinds),
@@ -114,6 +115,7 @@ def load_predictors(folder: Path) -> FittedPredictors:
                 str(described["default_class"]),
                 float(described["confidence_threshold"]),
                 ensemble_from_arrays(forest),
+                float(described["sharpness"]),
             ),
             quality=QualityTable(classes, models, arrays["correct"], arrays["answered"]),
             output_length=OutputLength(

@@ -24,12 +24,15 @@ class QueryClassifier:
         default_class: what an unclear prompt counts as; the class of robust models.
         confidence_threshold: below this highest probability a prompt is unclear.
         forest: leaves of float64[C] that sum to 1; over float32 embeddings.
+        sharpness: exponent of the votes' shares before they are made to sum to 1 again. A forest
+            is right far more often than its votes are unanimous (ours; 1 leaves them alone).
     """
 
     classes: tuple[str, ...]
     default_class: str
     confidence_threshold: float
     forest: TreeEnsemble
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
         if self.default_class not in self.classes:
@@ -38,14 +41,13 @@ class QueryClassifier:
             raise ValueError("the forest's leaves do not have one probability a class")
 
     def raw_probabilities(self, embeddings: NDArray[np.float32]) -> FloatArray:
-        """float64[Q, C] as the forest votes, without the fall-back.
+        """float64[Q, C] as the forest votes, sharpened, without the fall-back.
 
         Args:
             embeddings: float32[Q, 384].
         """
         rows = np.asarray(embeddings, dtype=np.float32).astype(np.float64)
-        found: FloatArray = self.forest.sums(rows) / self.forest.roots.shape[0]
-        return found
+        return sharpened(self.forest.sums(rows) / self.forest.roots.shape[0], self.sharpness)
 
     def probabilities(self, embeddings: NDArray[np.float32]) -> FloatArray:
         """float64[Q, C], rows sum to 1; an unclear prompt is wholly of the default class."""
@@ -66,3 +68,10 @@ class QueryClassifier:
             for at, row in zip(known, self.probabilities(stacked), strict=True):
                 found[at] = replace(queries[at], class_probabilities=row)
         return found
+
+
+def sharpened(shares: FloatArray, sharpness: float) -> FloatArray:
+    """float64[Q, C], the shares to a power, made to sum to 1."""
+    powers = np.maximum(shares, 1e-9) ** sharpness
+    found: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return found

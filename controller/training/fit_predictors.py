@@ -5,6 +5,7 @@ LightGBM; queries are split 80/20 (sections IV-5 to IV-8 of the paper).
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ from controller.predictors.latency_regressor import (
 )
 from controller.predictors.output_length import tabulate_lengths
 from controller.predictors.quality_table import CORRECT_FROM, QualityTable, tabulate
-from controller.predictors.query_classifier import QueryClassifier
+from controller.predictors.query_classifier import QueryClassifier, sharpened
 from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
 
 FloatArray = NDArray[np.float64]
@@ -37,10 +38,14 @@ FOREST_DEPTH: Final = 20
 BOOSTED_TREES: Final = 600
 BOOSTED_LEAVES: Final = 63
 BOOSTED_RATE: Final = 0.05
-CONFIDENCE_THRESHOLD: Final = 0.4
-"""Ours: the paper gives none."""
+CONFIDENCE_THRESHOLD: Final = 0.5
+"""Of the sharpened probabilities; ours: the paper gives none. Below it the forest itself expects
+to be wrong more often than right."""
+_SHARPNESSES: Final = tuple(1.0 + 0.25 * step for step in range(21))
 
 _MOST_CLASSES: Final = 64
+_LEAST_QUERIES: Final = 10
+"""A subject with fewer queries counts as its workload."""
 _BITS: Final = re.compile(r"I?Q(\d+)|[BF]F?(16|32)", re.IGNORECASE)
 
 
@@ -118,6 +123,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
     prompts: dict[str, int] = {}
     texts: list[str] = []
     labels: list[str] = []
+    workloads: list[str] = []
     models: dict[str, int] = {}
     configurations: list[ModelConfiguration] = []
     devices: dict[DeviceClass, int] = {}
@@ -134,6 +140,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
             prompts[row.prompt_digest] = len(texts)
             texts.append(row.prompt)
             labels.append(query_class(row))
+            workloads.append(row.workload)
         if row.model not in models:
             models[row.model] = len(configurations)
             family, billions = row.model_family, row.model_parameters_billions
@@ -160,6 +167,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
             "no measurement has prefill and decode seconds, tokens, and the model's scale and "
             "quantisation; measure with `edge-controller profile run`"
         )
+    labels = _without_small_classes(labels, workloads)
     classes = sorted(set(labels))
     if len(classes) > _MOST_CLASSES:
         raise FitError(f"{len(classes)} query classes; choose at most {_MOST_CLASSES} of them")
@@ -178,6 +186,14 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
         completion_tokens=table[:, 4],
         score_ratio=table[:, 5],
     )
+
+
+def _without_small_classes(labels: Sequence[str], workloads: Sequence[str]) -> list[str]:
+    counts = Counter(labels)
+    return [
+        label if counts[label] >= _LEAST_QUERIES else workload
+        for label, workload in zip(labels, workloads, strict=True)
+    ]
 
 
 def split_queries(n_queries: int, seed: int) -> NDArray[np.bool_]:
@@ -243,13 +259,14 @@ def fit(
         table.model[train],
         table.completion_tokens[train],
     )
+    sharpness = _best_sharpness(unbiased[~held_out], table.class_index[~held_out])
     classifier = QueryClassifier(
-        table.classes, _default_class(quality), CONFIDENCE_THRESHOLD, forest
+        table.classes, _default_class(quality), CONFIDENCE_THRESHOLD, forest, sharpness
     )
     served = classifier.probabilities(embeddings)
     # What the forest says of queries that it was grown on is too sure; those trees that did not
     # see a query say what the latency predictor will get to read in service.
-    seen = np.where(held_out[:, None], served, unbiased)
+    seen = np.where(held_out[:, None], served, sharpened(unbiased, sharpness))
     profiles = [
         profile_query(text, class_probabilities=probabilities)
         for text, probabilities in zip(table.prompts, seen, strict=True)
@@ -332,6 +349,15 @@ def _grow_forest(
         n_features=embeddings.shape[1],
     )
     return ensemble, unbiased
+
+
+def _best_sharpness(shares: FloatArray, labels: IntArray) -> float:
+    """The exponent that makes the true classes likeliest, of queries that no tree saw."""
+    rows = np.arange(labels.shape[0])
+    likelihood = [
+        float(np.log(sharpened(shares, power)[rows, labels]).mean()) for power in _SHARPNESSES
+    ]
+    return _SHARPNESSES[int(np.argmax(likelihood))]
 
 
 def _default_class(quality: QualityTable) -> str:
@@ -421,6 +447,7 @@ def _classifier_figures(
     return {
         "accuracy": float(np.mean(said == truth)),
         "unclear_ratio": float(np.mean(raw.max(axis=1) < classifier.confidence_threshold)),
+        "sharpness": classifier.sharpness,
         "classes": list(classifier.classes),
         "confusion": confusion.tolist(),
         "default_class": classifier.default_class,
