@@ -114,6 +114,8 @@ def _ends_with_us(arguments: Sequence[str]) -> Sequence[str]:
     set_death_signal = (
         "import ctypes, os, sys; "
         f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        # The kernel says nothing of a death before that call.
+        f"os.getppid() == {os.getpid()} or sys.exit(1); "
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
     return (sys.executable, "-c", set_death_signal, *arguments)
