@@ -13,6 +13,8 @@ IntArray = NDArray[np.int64]
 PRIOR_ANSWERS: Final = 4.0
 """How many answers the guess from class and model alone weighs as much as."""
 
+_TURNS: Final = 20
+
 
 @dataclass(frozen=True, slots=True)
 class OutputLength:
@@ -66,8 +68,9 @@ def tabulate_lengths(
 ) -> OutputLength:
     """Mean lengths, drawn towards what class and model tell alone where answers are few.
 
-    The guess for (c, m) is mean(c) x mean(m) / mean: models are as talkative in one class as in
-    another, relative to the others. It weighs as much as `PRIOR_ANSWERS` answers.
+    The guess for (c, m) is length(c) x talkativeness(m): models are as talkative in one class as
+    in another, relative to the others. The factors are fitted to all answers in turns, so that a
+    pair that was never measured does not pull at them. A guess weighs `PRIOR_ANSWERS` answers.
 
     Args:
         classes: names of the C classes.
@@ -89,10 +92,15 @@ def tabulate_lengths(
     np.add.at(sums, where, tokens)
     np.add.at(counts, where, 1.0)
     mean = max(float(tokens.mean()), 1.0)
-    by_class = (sums.sum(axis=1) + mean) / (counts.sum(axis=1) + 1.0)
-    by_model = (sums.sum(axis=0) + mean) / (counts.sum(axis=0) + 1.0)
-    guess = by_class[:, None] * by_model[None, :] / mean
+    by_class, by_model = np.full(len(classes), mean), np.ones(len(models))
+    for _ in range(_TURNS):  # one imagined answer each keeps what was never seen at the mean
+        by_class = (sums.sum(axis=1) + mean) / (counts @ by_model + 1.0)
+        by_model = (sums.sum(axis=0) + mean) / (by_class @ counts + mean)
+    guess = by_class[:, None] * by_model[None, :]
     expected = (sums + PRIOR_ANSWERS * guess) / (counts + PRIOR_ANSWERS)
     return OutputLength(
-        tuple(classes), tuple(models), np.maximum(expected, 1.0), np.maximum(by_class, 1.0)
+        tuple(classes),
+        tuple(models),
+        np.maximum(expected, 1.0),
+        np.maximum(by_class * by_model.mean(), 1.0),
     )

@@ -78,20 +78,21 @@ DEVICES: Final = (
 )
 
 ANCHORS: Final[Mapping[str, tuple[float, ...]]] = {
-    # Mean accuracy by class, in the order of CLASSES. Ours: ordered as the models' published
-    # results are, and scaled so that the best mean is what Fig. 7b reports, 0.54 to 0.56.
-    "gpt-oss-20b": (0.62, 0.55, 0.57, 0.58, 0.66, 0.40),
-    "gemma3-12b": (0.60, 0.54, 0.56, 0.57, 0.60, 0.41),
-    "llama3.1-8b": (0.55, 0.52, 0.53, 0.53, 0.50, 0.38),
-    "mistral-7b": (0.50, 0.49, 0.49, 0.50, 0.28, 0.42),
-    "llama3.2-3b": (0.47, 0.47, 0.46, 0.46, 0.44, 0.35),
-    "gemma2-2b": (0.46, 0.47, 0.44, 0.44, 0.35, 0.38),
-    "qwen3-1.7b": (0.45, 0.45, 0.43, 0.41, 0.48, 0.43),
-    "qwen3-0.6b": (0.35, 0.37, 0.34, 0.31, 0.35, 0.45),
-    "gemma3-1b": (0.33, 0.37, 0.33, 0.32, 0.34, 0.31),
-    "llama3.2-1b": (0.32, 0.36, 0.32, 0.32, 0.25, 0.30),
-    "tinyllama-1.1b": (0.25, 0.26, 0.25, 0.25, 0.03, 0.28),
-    "gemma3-0.27b": (0.24, 0.25, 0.24, 0.25, 0.04, 0.33),
+    # Mean accuracy by class, in the order of CLASSES. Ours: rounded to what is usually reported of
+    # these models, so that they stand on the scale of the published outcomes used beside them.
+    # That is higher than the paper's own figures, whose best mean is 0.54 to 0.56 (Fig. 7b).
+    "gpt-oss-20b": (0.90, 0.82, 0.88, 0.86, 0.93, 0.55),
+    "gemma3-12b": (0.83, 0.79, 0.83, 0.82, 0.92, 0.55),
+    "llama3.1-8b": (0.76, 0.76, 0.77, 0.76, 0.84, 0.52),
+    "mistral-7b": (0.66, 0.68, 0.70, 0.64, 0.40, 0.52),
+    "llama3.2-3b": (0.65, 0.68, 0.66, 0.65, 0.75, 0.46),
+    "gemma2-2b": (0.63, 0.69, 0.63, 0.61, 0.61, 0.48),
+    "qwen3-1.7b": (0.65, 0.68, 0.62, 0.60, 0.73, 0.47),
+    "qwen3-0.6b": (0.46, 0.52, 0.45, 0.43, 0.56, 0.46),
+    "gemma3-1b": (0.42, 0.48, 0.42, 0.41, 0.58, 0.38),
+    "llama3.2-1b": (0.47, 0.52, 0.46, 0.46, 0.42, 0.38),
+    "tinyllama-1.1b": (0.26, 0.28, 0.26, 0.26, 0.03, 0.30),
+    "gemma3-0.27b": (0.26, 0.28, 0.26, 0.26, 0.06, 0.35),
 }
 
 QUANTISATION_LOGITS: Final = {2: -0.9, 3: -0.35, 4: -0.12, 8: 0.0, 16: 0.0}
@@ -428,7 +429,8 @@ def _device_of(row: Mapping[str, str]) -> str | None:
         return "NJN"
     if device.startswith("Jetson Orin Nano"):
         return "JON"
-    if device.startswith("Jetson AGX Orin"):
+    # The rows of "AGX Orin 64GB" are of an unstated, low power mode: a third of the others' speed.
+    if device.startswith("Jetson AGX Orin") and "64GB" not in device:
         return "JOA"
     return "VM" if row["class"] == "vm" else None
 

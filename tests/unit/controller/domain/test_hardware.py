@@ -1,0 +1,36 @@
+import pytest
+
+from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
+
+
+def test_a_configuration_has_names_and_a_size():
+    model = ModelConfiguration("gemma3", 0.27, 4)
+    assert (model.scale_name, model.name) == ("gemma3-0.27b", "gemma3-0.27b-z4")
+    assert model.weight_bytes == 0.135e9
+
+
+def test_architectures_are_found_by_family_and_scale():
+    assert architecture("gemma3", 0.268) == (18, 4)
+    assert architecture("gemma3", 4.0) is None
+    assert architecture("unheard-of", 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModelConfiguration("x", 0.0, 4),
+        lambda: ModelConfiguration("x", float("nan"), 4),
+        lambda: ModelConfiguration("x", 1.0, 0),
+        lambda: DeviceClass("x", 0, 1),
+        lambda: DeviceClass("x", 1, 1, cpu_share_ratio=0.0),
+        lambda: DeviceClass("x", 1, 1, cpu_share_ratio=1.5),
+    ],
+)
+def test_impossible_hardware_is_refused(make):
+    with pytest.raises(ValueError, match="x: "):
+        make()
+
+
+def test_a_device_with_accelerator_cores_has_one():
+    assert DeviceClass("x", 4, 1, 128).has_accelerator
+    assert not DeviceClass("x", 4, 1).has_accelerator
