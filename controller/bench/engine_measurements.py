@@ -25,6 +25,7 @@ _CONTROLLER_SECONDS: Final = 300.0
 _AGENT_SECONDS: Final = 900.0
 _PROFILE_SECONDS: Final = 3600.0
 _PULL_SECONDS: Final = 3600.0
+_EXPORT_SECONDS: Final = 120.0
 
 
 class EngineMeasurementsError(Exception):
@@ -76,7 +77,7 @@ async def measure_engine(
     the machine's other work disturbs.
 
     Args:
-        out: gets LIMIT/MODEL/measurements.parquet, and logs; a run that was cut off goes on.
+        out: gets LIMIT/MODEL/measurements.csv, and logs; a run that was cut off goes on.
         models_folder: where model files are, or are put.
         workloads: question sets, as `edge-controller profile --workload` takes them.
         sample: questions of each workload.
@@ -117,6 +118,13 @@ async def measure_engine(
                         "--json",
                     ],
                     _PROFILE_SECONDS,
+                )  # fmt: skip
+                await _run(
+                    [
+                        command_path("edge-controller"), "profile", "export", str(folder),
+                        "--format", "csv",
+                    ],
+                    _EXPORT_SECONDS,
                 )  # fmt: skip
                 found.append(folder)
         except DemoError as error:
