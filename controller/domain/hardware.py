@@ -96,8 +96,16 @@ _ARCHITECTURES: Final[tuple[tuple[str, float, int, int], ...]] = (
 
 
 def architecture(family: str, billions: float) -> tuple[int, int] | None:
-    """(layers, heads) of a published model whose scale is within a tenth; None when unknown."""
+    """(layers, heads) of a published model whose scale is within a tenth; None when unknown.
+
+    "gemma-3" is "gemma3": catalogues and papers differ in such signs.
+    """
+    wanted = _plain(family)
     for known, scale, layers, heads in _ARCHITECTURES:
-        if known == family and abs(billions - scale) <= 0.1 * scale:
+        if _plain(known) == wanted and abs(billions - scale) <= 0.1 * scale:
             return layers, heads
     return None
+
+
+def _plain(family: str) -> str:
+    return "".join(sign for sign in family.lower() if sign.isalnum() or sign == ".")

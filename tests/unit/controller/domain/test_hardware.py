@@ -11,6 +11,8 @@ def test_a_configuration_has_names_and_a_size():
 
 def test_architectures_are_found_by_family_and_scale():
     assert architecture("gemma3", 0.268) == (18, 4)
+    assert architecture("Gemma-3", 0.268) == (18, 4)
+    assert architecture("gpt-oss", 20.9) == (24, 64)
     assert architecture("gemma3", 4.0) is None
     assert architecture("unheard-of", 1.0) is None
 
