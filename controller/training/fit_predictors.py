@@ -38,6 +38,11 @@ FOREST_DEPTH: Final = 20
 BOOSTED_TREES: Final = 600
 BOOSTED_LEAVES: Final = 63
 BOOSTED_RATE: Final = 0.05
+# Ours: the paper has 223,835 rows, a fleet of one's own some hundreds, whose queries 600 whole trees
+# would learn by heart. On 384 rows of the real engine these took the mean R2 from 0.63 to 0.70.
+_LEAST_IN_LEAF: Final = 20
+_FEATURES_A_TREE: Final = 0.6
+_ROWS_A_TREE: Final = 0.7
 CONFIDENCE_THRESHOLD: Final = 0.5
 """Of the sharpened probabilities; ours: the paper gives none. Below it the forest itself expects
 to be wrong more often than right."""
@@ -397,7 +402,10 @@ def _grow_latency(
             "objective": "regression",
             "num_leaves": BOOSTED_LEAVES,
             "learning_rate": BOOSTED_RATE,
-            "min_data_in_leaf": 20 if train.sum() >= 2000 else 5,
+            "min_data_in_leaf": _LEAST_IN_LEAF,
+            "feature_fraction": _FEATURES_A_TREE,
+            "bagging_fraction": _ROWS_A_TREE,
+            "bagging_freq": 1,
             "seed": seed,
             "deterministic": True,
             "force_row_wise": True,
