@@ -13,6 +13,8 @@ from controller.routing.problem import FloatArray, IntArray
 OVERDUE_SECONDS: Final = 1e-3
 """What is taken to be left of a request that runs longer than predicted."""
 
+_MOST_COUNTED: Final = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -24,6 +26,19 @@ class Completion:
     finished: float
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A request whose node went away.
+
+    Attributes:
+        request: as it was sent.
+        served_ratio: share of its service that was done; 0 if it waited.
+    """
+
+    request: int
+    served_ratio: float
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     request: int
@@ -32,6 +47,27 @@ class _Job:
     real: float
     started: float = math.nan
     is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterState:
+    """What a controller can know of N nodes at one moment, each array of length N.
+
+    Attributes:
+        is_up: bool[N]; whether the controller believes that it takes requests.
+        busy_slots: int64[N].
+        queue_length: int64[N]; requests that wait.
+        remaining_seconds: float64[N]; predicted service of all that runs and waits there.
+        wait_seconds: float64[N]; predicted, until another request could start.
+        utilisation: float64[N]; share of its slot-seconds, while it was up, that were served.
+    """
+
+    is_up: np.ndarray
+    busy_slots: IntArray
+    queue_length: IntArray
+    remaining_seconds: FloatArray
+    wait_seconds: FloatArray
+    utilisation: FloatArray
 
 
 class Cluster:
@@ -45,7 +81,7 @@ class Cluster:
 
     Attributes:
         now: seconds since the start.
-        up: bool[N]; nodes that take requests. Change it by `fail` and `join` alone.
+        up: bool[N]; nodes that the controller takes to be there. Change it by `fail` and `join`.
         busy_seconds: float64[N]; slot-seconds that were served until now, by requests that ended.
         wasted_seconds: float64[N]; the part of them whose work was lost with the node.
     """
@@ -59,17 +95,21 @@ class Cluster:
         self._slots: list[int] = [int(count) for count in slots]
         self._running: list[list[_Job]] = [[] for _ in range(nodes)]
         self._queue: list[deque[_Job]] = [deque() for _ in range(nodes)]
-        self._queued_seconds = [0.0] * nodes  # predicted, of what waits
-        self._occupied: set[int] = set()
+        self._silent: set[int] = set()
         self._ends: list[tuple[float, int, _Job]] = []
         self._sequence = 0
         self._up_since = np.zeros(nodes)
         self._up_seconds = np.zeros(nodes)
+        # Of nodes with one slot, so that all their waits are found at once.
+        self._queued_seconds = np.zeros(nodes)  # predicted, of what waits
+        self._expected_end = np.full(nodes, -math.inf)  # predicted, of what runs
+        self._is_full = np.zeros(nodes)  # 1.0 or 0.0
+        self._wide = [node for node, count in enumerate(self._slots) if count > 1]
 
     @property
     def unfinished(self) -> int:
         """Requests that run or wait."""
-        return sum(len(self._running[n]) + len(self._queue[n]) for n in self._occupied)
+        return sum(map(len, self._running)) + sum(map(len, self._queue))
 
     def next_completion(self) -> float:
         """When the next running request ends; infinite when none runs."""
@@ -88,14 +128,15 @@ class Cluster:
         completed = []
         while self.next_completion() <= until:
             end, _, job = heapq.heappop(self._ends)
+            node = job.node
             self.now = end
-            self._running[job.node].remove(job)
-            self.busy_seconds[job.node] += end - job.started
-            completed.append(Completion(job.request, job.node, job.started, end))
-            if self._queue[job.node]:
-                self._start(self._dequeue(job.node))
-            elif not self._running[job.node]:
-                self._occupied.discard(job.node)
+            self._running[node].remove(job)
+            self.busy_seconds[node] += end - job.started
+            completed.append(Completion(job.request, node, job.started, end))
+            if self._queue[node]:
+                self._start(self._dequeue(node))
+            elif self._slots[node] == 1:
+                self._expected_end[node], self._is_full[node] = -math.inf, 0.0
         self.now = until
         return completed
 
@@ -104,7 +145,7 @@ class Cluster:
 
         Args:
             request: any number; it comes back with the completion.
-            node: index of a node that is up.
+            node: index of a node that is up, or silent.
             predicted, real: seconds of service, above 0.
 
         Raises:
@@ -113,32 +154,42 @@ class Cluster:
         if not self.up[node]:
             raise ValueError(f"node {node} is down and takes no request")
         job = _Job(request, node, predicted, real)
-        self._occupied.add(node)
-        if len(self._running[node]) < self._slots[node]:
+        if len(self._running[node]) < self._slots[node] and node not in self._silent:
             self._start(job)
         else:
             self._queue[node].append(job)
             self._queued_seconds[node] += predicted
+            self._is_full[node] = 1.0
 
-    def fail(self, node: int) -> list[int]:
+    def fall_silent(self, node: int) -> None:
+        """Stop a node, now, without the controller knowing: it is sent requests until `fail`."""
+        if not self.up[node] or node in self._silent:
+            return
+        self._silent.add(node)
+        for job in self._running[node]:
+            job.is_lost = True
+            job.real = (self.now - job.started) / job.real  # from now on: the share that was done
+            self.busy_seconds[node] += self.now - job.started
+            self.wasted_seconds[node] += self.now - job.started
+        self._up_seconds[node] += self.now - self._up_since[node]
+
+    def fail(self, node: int) -> list[Lost]:
         """Take a node down, now; the requests that ran or waited there, oldest first."""
         if not self.up[node]:
             return []
-        lost = [*self._running[node], *self._queue[node]]
-        for job in self._running[node]:
-            job.is_lost = True
-            self.busy_seconds[node] += self.now - job.started
-            self.wasted_seconds[node] += self.now - job.started
+        self.fall_silent(node)
+        self._silent.discard(node)
+        lost = [Lost(job.request, job.real) for job in self._running[node]]
+        lost += [Lost(job.request, 0.0) for job in self._queue[node]]
         self._running[node].clear()
         self._queue[node].clear()
-        self._queued_seconds[node] = 0.0
-        self._occupied.discard(node)
+        self._queued_seconds[node] = self._is_full[node] = 0.0
+        self._expected_end[node] = -math.inf
         self.up[node] = False
-        self._up_seconds[node] += self.now - self._up_since[node]
-        return [job.request for job in lost]
+        return lost
 
     def join(self, node: int) -> None:
-        """Bring a node up, now, with nothing to do."""
+        """Bring a node that is down up, now, with nothing to do."""
         if not self.up[node]:
             self.up[node] = True
             self._up_since[node] = self.now
@@ -146,20 +197,49 @@ class Cluster:
     def waits(self) -> FloatArray:
         """Predicted seconds until each node can start another request, float64[N].
 
-        Endings are seen when they happen, so a free slot is known to be free.
+        Endings are seen when they happen, so a free slot is known to be free. At a node of several
+        slots with a queue of more than 32, all predicted work over the number of slots.
         """
-        found = np.zeros(self.up.size)
-        for node in self._occupied:
+        found = np.maximum(self._expected_end - self.now, OVERDUE_SECONDS)
+        found += self._queued_seconds
+        found *= self._is_full
+        for node in self._wide:
             found[node] = self._wait(node)
         return found
 
     def utilisation(self) -> FloatArray:
         """Share of the slot-seconds of each node, while it was up, that was served; float64[N]."""
-        running = np.array([sum(self.now - j.started for j in jobs) for jobs in self._running])
-        up = self._up_seconds + np.where(self.up, self.now - self._up_since, 0.0)
-        there = up * np.array(self._slots)
+        running = np.array([self._unended(node) for node in range(self.up.size)])
+        there = self.up_seconds() * np.array(self._slots)
         served = self.busy_seconds + running
         return np.asarray(np.divide(served, there, out=np.zeros_like(there), where=there > 0.0))
+
+    def up_seconds(self) -> FloatArray:
+        """How long each node has been there, float64[N]."""
+        counts = self.up.copy()
+        counts[list(self._silent)] = False
+        return self._up_seconds + np.where(counts, self.now - self._up_since, 0.0)
+
+    def state(self) -> ClusterState:
+        """All that a controller can know; slower than `waits` alone."""
+        left = [
+            sum(max(j.started + j.predicted - self.now, OVERDUE_SECONDS) for j in running)
+            + sum(job.predicted for job in queue)
+            for running, queue in zip(self._running, self._queue, strict=True)
+        ]
+        return ClusterState(
+            is_up=self.up.copy(),
+            busy_slots=np.array([len(jobs) for jobs in self._running], dtype=np.int64),
+            queue_length=np.array([len(jobs) for jobs in self._queue], dtype=np.int64),
+            remaining_seconds=np.array(left),
+            wait_seconds=self.waits(),
+            utilisation=self.utilisation(),
+        )
+
+    def _unended(self, node: int) -> float:
+        if node in self._silent:
+            return 0.0
+        return sum(self.now - job.started for job in self._running[node])
 
     def _dequeue(self, node: int) -> _Job:
         job = self._queue[node].popleft()
@@ -169,18 +249,23 @@ class Cluster:
         return job
 
     def _start(self, job: _Job) -> None:
+        node = job.node
         job.started = self.now
-        self._running[job.node].append(job)
+        self._running[node].append(job)
+        if self._slots[node] == 1:
+            self._expected_end[node] = self.now + job.predicted
+            self._is_full[node] = 1.0
         self._sequence += 1  # equal ends come in the order of their starts
         heapq.heappush(self._ends, (self.now + job.real, self._sequence, job))
 
     def _wait(self, node: int) -> float:
-        running = self._running[node]
-        if len(running) < self._slots[node]:
+        running, free = self._running[node], self._slots[node] - len(self._running[node])
+        if free > len(self._queue[node]):
             return 0.0
-        left = [max(j.started + j.predicted - self.now, OVERDUE_SECONDS) for j in running]
-        if len(left) == 1:
-            return left[0] + self._queued_seconds[node]
+        left = [max(job.started + job.predicted - self.now, OVERDUE_SECONDS) for job in running]
+        left += [0.0] * free  # of a silent node, which starts nothing
+        if len(self._queue[node]) > _MOST_COUNTED:
+            return (sum(left) + float(self._queued_seconds[node])) / self._slots[node]
         heapq.heapify(left)
         for job in self._queue[node]:
             heapq.heapreplace(left, left[0] + job.predicted)

@@ -9,21 +9,23 @@ from typing import Final
 
 import numpy as np
 
-from controller.routing.baselines.greedy_reward import rewards
+from controller.request_manager.inflight import Attempt, Requeue, on_node_lost
+from controller.routing.baselines.greedy_reward import LATENCY_WEIGHT, QUALITY_WEIGHT, STEEPNESS
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
-from controller.routing.problem import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    ProblemMetadata,
-    RoutingProblem,
-)
-from controller.simulator.engine import Cluster, Completion
+from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
+from controller.simulator.cluster import NodeEvent
+from controller.simulator.engine import Cluster, Completion, Lost
+from controller.simulator.problems import ProblemSource
 from controller.simulator.scenario import Scenario
 from controller.simulator.workload import Workload
 
 DEFAULT_BUDGET: Final = Budget(seconds=None, max_evaluations=20_000)
 """By evaluations, so that a run is the same on every machine."""
+
+MAX_ATTEMPTS: Final = 3
+"""Dispatches of one request before it fails, as in the controller's settings."""
+
+_REWARD_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,16 @@ class Outage:
 
     Attributes:
         node: its index.
-        down_at: seconds; what it had is routed again then, from the start.
+        down_at: seconds; when it stops.
         up_at: seconds; infinite if it stays away. With `down_at` 0 a node joins then.
+        unnoticed_seconds: how long the controller goes on sending requests there: a lease that has
+            to end. What was there is routed again only then.
     """
 
     node: int
     down_at: float
     up_at: float = math.inf
+    unnoticed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Outcome:
         arrived, started, finished: float64[R].
         reward: float64[R]; DRLM's, of the last decision, as seen when it was made.
         correct: float64[R]; the score of the answer.
+        failed: bool[R]; its node went away after the first token, or for the third time, as in
+            the controller: it was not routed again.
         decision_seconds: float64[R]; of this machine's clock: its decision's time, shared evenly by
             the batch, without the building of the problem.
         decisions: how often the policy was asked.
@@ -71,6 +78,8 @@ class Outcome:
         utilisation: float64[N]; until the last request ended.
         energy_joules, cost_usd: of all service, lost work included.
         wasted_joules: of lost work.
+        idle_joules: what the nodes drew besides until the last request ended; 0 when the scenario
+            does not say.
     """
 
     destination: IntArray
@@ -79,6 +88,7 @@ class Outcome:
     finished: FloatArray
     reward: FloatArray
     correct: FloatArray
+    failed: BoolArray
     decision_seconds: FloatArray
     decisions: int
     fallbacks: int
@@ -87,6 +97,7 @@ class Outcome:
     energy_joules: float
     cost_usd: float
     wasted_joules: float
+    idle_joules: float
 
     @property
     def served(self) -> BoolArray:
@@ -107,6 +118,27 @@ class Outcome:
     def end_to_end_seconds(self) -> FloatArray:
         """float64[R]."""
         return np.asarray(self.finished - self.arrived)
+
+
+def outages_of(events: Sequence[NodeEvent], unnoticed_seconds: float = 0.0) -> list[Outage]:
+    """The outages that a scenario file's events describe: each failure until the node joins.
+
+    A node whose first event is that it joins is away from the start.
+    """
+    found: list[Outage] = []
+    down_at: dict[int, float] = {}
+    seen: set[int] = set()
+    for event in sorted(events, key=lambda each: each.at_seconds):
+        if event.is_up and (event.node in down_at or event.node not in seen):
+            since = down_at.pop(event.node, 0.0)
+            # What is away from the start was never seen to be there.
+            late = unnoticed_seconds if event.node in seen else 0.0
+            found.append(Outage(event.node, since, event.at_seconds, late))
+        elif not event.is_up:
+            down_at.setdefault(event.node, event.at_seconds)
+        seen.add(event.node)
+    stay = [Outage(node, at, math.inf, unnoticed_seconds) for node, at in down_at.items()]
+    return found + stay
 
 
 def simulate(
@@ -130,20 +162,26 @@ def simulate(
         window: None decides on each arrival by itself.
 
     Raises:
-        ValueError: an outage names no node, or ends before it begins; the policy sent a request
-            where it cannot go.
+        ValueError: an outage names no node, or ends before it begins; the workload asks a query
+            that is not there; the policy sent a request where it cannot go.
     """
     for outage in outages:
-        if not 0 <= outage.node < scenario.nodes or not 0.0 <= outage.down_at <= outage.up_at:
+        if (
+            not 0 <= outage.node < scenario.nodes
+            or not 0.0 <= outage.down_at <= outage.up_at
+            or not 0.0 <= outage.unnoticed_seconds < math.inf
+        ):
             raise ValueError(
                 f"{outage} does not fit {scenario.nodes} nodes or ends before it began"
             )
+    if workload.query.min() < 0 or workload.query.max() >= scenario.queries:
+        raise ValueError(f"the workload asks a query outside 0..{scenario.queries - 1}")
     run = _Run(scenario, workload, policy, weights, seed, window or Window(), budget)
     return run.to_the_end(outages)
 
 
 # At one moment, nodes change before requests are routed.
-_DOWN, _UP, _ARRIVAL, _CLOSE = range(4)
+_SILENT, _DOWN, _UP, _ARRIVAL, _CLOSE = range(5)
 
 
 class _Run:
@@ -158,21 +196,22 @@ class _Run:
         budget: Budget,
     ) -> None:
         self.scenario, self.workload, self.policy = scenario, workload, policy
-        self.weights, self.seed, self.window, self.budget = weights, seed, window, budget
+        self.rng, self.window, self.budget = np.random.default_rng(seed), window, budget
         self.cluster = Cluster(scenario.slots)
-        self.kind_of = scenario.kind_of_node[scenario.node_of]
-        self.metadata = ProblemMetadata(
-            model_of=scenario.model_of,
-            slots=scenario.slots[scenario.node_of],
-            parameters_billions=scenario.parameters_billions[scenario.model_of],
-            node_key=scenario.node_keys,
-            model_key=scenario.model_keys[scenario.model_of],
-        )
+        self.source = ProblemSource(scenario, weights)
         size = workload.arrivals.size
+        self.query_list = workload.query.tolist()
+        spread = scenario.noise * workload.luck - 0.5 * scenario.noise**2
+        self.luck = np.exp(spread).tolist()
         self.destination = np.full(size, UNASSIGNED, dtype=np.int64)
         self.started, self.finished = np.full(size, np.nan), np.full(size, np.nan)
-        self.reward, self.correct = np.full(size, np.nan), np.full(size, np.nan)
+        self.failed = np.zeros(size, dtype=np.bool_)
+        self.attempts = np.zeros(size, dtype=np.int64)
         self.thought = np.zeros(size)
+        # What the reward of each decision is worked out from afterwards, all at once.
+        self.seen_waits = np.zeros((size, scenario.nodes))
+        self.seen_fleet = np.zeros(size, dtype=np.int64)
+        self.fleets = [self.cluster.up.copy()]
         self.timeline: list[tuple[float, int, int]] = []
         self.gathered: list[int] = []
         self.held: list[int] = []
@@ -180,12 +219,17 @@ class _Run:
         self.batches = self.decisions = self.fallbacks = self.requeued = 0
 
     def to_the_end(self, outages: Sequence[Outage]) -> Outcome:
-        for request, moment in enumerate(self.workload.arrivals):
-            heapq.heappush(self.timeline, (float(moment), _ARRIVAL, request))
+        self.timeline = [
+            (moment, _ARRIVAL, request)
+            for request, moment in enumerate(self.workload.arrivals.tolist())
+        ]
         for outage in outages:
-            heapq.heappush(self.timeline, (outage.down_at, _DOWN, outage.node))
+            noticed = outage.down_at + outage.unnoticed_seconds
+            self.timeline.append((outage.down_at, _SILENT, outage.node))
+            self.timeline.append((min(noticed, outage.up_at), _DOWN, outage.node))
             if math.isfinite(outage.up_at):
-                heapq.heappush(self.timeline, (outage.up_at, _UP, outage.node))
+                self.timeline.append((outage.up_at, _UP, outage.node))
+        heapq.heapify(self.timeline)
         # Nodes that come or go after the last request has ended change nothing.
         while self.unserved:
             moment = self.timeline[0][0] if self.timeline else math.inf
@@ -199,13 +243,18 @@ class _Run:
             else:
                 break  # what is held has nowhere to go
         scenario, cluster = self.scenario, self.cluster
+        idle = 0.0
+        if scenario.idle_watts is not None:
+            free = cluster.up_seconds() - cluster.busy_seconds / scenario.slots
+            idle = float(np.maximum(free, 0.0) @ scenario.idle_watts)
         return Outcome(
             destination=self.destination,
             arrived=self.workload.arrivals,
             started=self.started,
             finished=self.finished,
-            reward=self.reward,
-            correct=self.correct,
+            reward=self._rewards(),
+            correct=self._correct(),
+            failed=self.failed,
             decision_seconds=self.thought,
             decisions=self.decisions,
             fallbacks=self.fallbacks,
@@ -214,33 +263,50 @@ class _Run:
             energy_joules=float(cluster.busy_seconds @ scenario.watts),
             cost_usd=float(cluster.busy_seconds @ scenario.usd_per_second),
             wasted_joules=float(cluster.wasted_seconds @ scenario.watts),
+            idle_joules=idle,
         )
 
     def _record(self, completions: Sequence[Completion]) -> None:
         self.unserved -= len(completions)
         for completion in completions:
-            request = completion.request
-            self.started[request] = completion.started
-            self.finished[request] = completion.finished
-            model = self.scenario.model_of[self.destination[request]]
-            self.correct[request] = self.scenario.correct[self.workload.query[request], model]
+            self.started[completion.request] = completion.started
+            self.finished[completion.request] = completion.finished
 
     def _handle(self, kind: int, item: int) -> None:
         if kind == _ARRIVAL:
-            self._gather([item])
+            self._gather((item,))
         elif kind == _CLOSE:
             if item == self.batches and self.gathered:
                 self._close()
+        elif kind == _SILENT:
+            self.cluster.fall_silent(item)
         elif kind == _DOWN:
             lost = self.cluster.fail(item)
-            self.requeued += len(lost)
-            self.destination[lost] = UNASSIGNED
-            self.reward[lost] = np.nan
-            self._gather(lost)
+            self.fleets.append(self.cluster.up.copy())
+            self._gather([each.request for each in lost if self._starts_again(each)])
         else:
             self.cluster.join(item)
+            self.fleets.append(self.cluster.up.copy())
             waiting, self.held = self.held, []
             self._gather(waiting)
+
+    def _starts_again(self, lost: Lost) -> bool:
+        """Decide by the controller's own rule."""
+        request = lost.request
+        chosen = self.destination[request]
+        first = self.scenario.first_token_ratio
+        has_streamed = False
+        if first is not None and lost.served_ratio > 0.0:
+            kind = self.scenario.kind_of_node[self.scenario.node_of[chosen]]
+            has_streamed = lost.served_ratio >= first[self.scenario.model_of[chosen], kind]
+        attempt = Attempt(int(self.attempts[request]), int(has_streamed))
+        if isinstance(on_node_lost(attempt, "node lost", MAX_ATTEMPTS), Requeue):
+            self.requeued += 1
+            self.destination[request] = UNASSIGNED
+            return True
+        self.failed[request] = True
+        self.unserved -= 1
+        return False
 
     def _gather(self, requests: Sequence[int]) -> None:
         for request in requests:
@@ -252,55 +318,79 @@ class _Run:
                 heapq.heappush(self.timeline, (closing, _CLOSE, self.batches))
 
     def _close(self) -> None:
-        batch, self.gathered = np.array(self.gathered, dtype=np.int64), []
+        batch, self.gathered = self.gathered, []
         self.batches += 1
-        problem = self._problem(batch)
-        rng = np.random.default_rng((self.seed, self.decisions))
+        queries = [self.query_list[request] for request in batch]
+        problem = self.source.problem(queries, self.cluster.waits(), self.cluster.up)
         started = time.perf_counter()
-        decision = self.policy.decide(problem, rng, self.budget)
-        self.thought[batch] += (time.perf_counter() - started) / batch.size
+        decision = self.policy.decide(problem, self.rng, self.budget)
+        share = (time.perf_counter() - started) / len(batch)
+        for request in batch:
+            self.thought[request] += share
         self.decisions += 1
         self.fallbacks += bool(decision.fallback_reason)
-        backlog = problem.backlog_seconds.copy()
-        for row, (request, chosen) in enumerate(zip(batch, decision.assignment, strict=True)):
+        waits = problem.backlog_seconds
+        for row, (request, chosen) in enumerate(
+            zip(batch, decision.assignment.tolist(), strict=True)
+        ):
             if chosen == UNASSIGNED:
-                self.held.append(int(request))
-            else:
-                self._send(problem, row, int(request), int(chosen), backlog)
+                self.held.append(request)
+                continue
+            self.seen_waits[request] = waits
+            self._send(problem, row, request, chosen)
+            if row + 1 < len(batch):
+                if row == 0:
+                    waits = waits.copy()
+                waits[problem.node_of[chosen]] += problem.work_seconds[row, chosen]
 
-    def _send(
-        self, problem: RoutingProblem, row: int, request: int, chosen: int, backlog: FloatArray
-    ) -> None:
+    def _send(self, problem: RoutingProblem, row: int, request: int, chosen: int) -> None:
         if not problem.feasible[row, chosen]:
             raise ValueError(f"{self.policy.name} sent a request to a node that is down")
-        node = int(problem.node_of[chosen])
-        feasible = np.flatnonzero(problem.feasible[row])
-        late = problem.latency_seconds[row, feasible] + backlog[problem.node_of[feasible]]
-        gained = rewards(problem.quality[row, feasible], late)
-        self.reward[request] = gained[np.searchsorted(feasible, chosen)]
-        backlog[node] += problem.work_seconds[row, chosen]
+        scenario, query = self.scenario, self.query_list[request]
         self.destination[request] = chosen
-        predicted = float(problem.latency_seconds[row, chosen])
-        noise = self.scenario.noise
-        real = predicted * math.exp(noise * self.workload.luck[request] - 0.5 * noise**2)
-        self.cluster.send(request, node, predicted, real)
-
-    def _problem(self, batch: IntArray) -> RoutingProblem:
-        scenario = self.scenario
-        query = self.workload.query[batch][:, None]
-        seconds = scenario.seconds[query, scenario.model_of, self.kind_of]
-        node = scenario.node_of
-        return RoutingProblem(
-            quality=scenario.quality[query, scenario.model_of],
-            cost_usd=seconds * scenario.usd_per_second[node],
-            energy_joules=seconds * scenario.watts[node],
-            # A node with all slots busy finishes `slots` requests in the time of one.
-            work_seconds=seconds / scenario.slots[node],
-            latency_seconds=seconds,
-            network_seconds=np.zeros_like(seconds),
-            node_of=node,
-            backlog_seconds=self.cluster.waits(),
-            feasible=np.broadcast_to(self.cluster.up[node], seconds.shape),
-            weights=self.weights,
-            metadata=self.metadata,
+        self.seen_fleet[request] = len(self.fleets) - 1
+        self.attempts[request] += 1
+        self.cluster.send(
+            request,
+            int(scenario.node_of[chosen]),
+            float(scenario.pair_seconds[query, chosen]),
+            float(scenario.pair_true_seconds[query, chosen]) * self.luck[request],
         )
+
+    def _correct(self) -> FloatArray:
+        found = np.full(self.destination.size, np.nan)
+        done = np.isfinite(self.finished)
+        model = self.scenario.model_of[self.destination[done]]
+        found[done] = self.scenario.correct[self.workload.query[done], model]
+        return found
+
+    def _rewards(self) -> FloatArray:
+        """DRLM's reward of each request's last decision, as `simulator.reward` has it."""
+        found = np.full(self.destination.size, np.nan)
+        for fleet, up in enumerate(self.fleets):
+            sent = np.flatnonzero((self.destination != UNASSIGNED) & (self.seen_fleet == fleet))
+            columns = np.flatnonzero(up[self.scenario.node_of])
+            for start in range(0, sent.size, _REWARD_ROWS):
+                rows = sent[start : start + _REWARD_ROWS]
+                found[rows] = self._rewards_of(rows, columns)
+        return found
+
+    def _rewards_of(self, requests: IntArray, columns: IntArray) -> FloatArray:
+        scenario, chosen = self.scenario, self.destination[requests]
+        query, node_of = self.workload.query[requests], scenario.node_of
+        is_whole = columns.size == node_of.size
+        good, took = scenario.pair_quality[query], scenario.pair_seconds[query]
+        late = took + self.seen_waits[requests][:, node_of]
+        each = np.arange(requests.size)
+        quality, latency = good[each, chosen], late[each, chosen]
+        if not is_whole:
+            good, late = good[:, columns], late[:, columns]
+        scaled_quality = _share(quality, good.min(axis=1), good.max(axis=1))
+        scaled_latency = _share(latency, late.min(axis=1), late.max(axis=1))
+        penalty = np.expm1(STEEPNESS * scaled_latency) / np.expm1(STEEPNESS)
+        return np.asarray(QUALITY_WEIGHT * scaled_quality - LATENCY_WEIGHT * penalty)
+
+
+def _share(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    width = np.where(high > low, high - low, 1.0)
+    return np.where(high > low, (values - low) / width, 0.0)

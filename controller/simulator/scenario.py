@@ -4,11 +4,14 @@ Axes: Q queries, M models, N nodes, K kinds of nodes, D destinations, which are 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from controller.routing.problem import FloatArray, IntArray
+import numpy as np
+
+from controller.routing.problem import BoolArray, FloatArray, IntArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Scenario:
     """A fleet, the models on it, and the queries that may arrive.
 
@@ -25,10 +28,15 @@ class Scenario:
         correct: float64[Q, M]; what the answer scores really.
         seconds: float64[Q, M, K]; predicted inference time.
         noise: deviation of log(real / predicted time).
+        true_seconds: float64[Q, M, K]; what inference takes really, but for noise; None: `seconds`.
+        first_token_ratio: float64[M, K]; share of a request's time that has passed when its first
+            token is streamed; None: nothing is streamed before the end.
+        idle_watts: float64[N]; of each node with no slot busy; None: not counted.
+        is_edge: bool[N]; False is a cloud node; None: nobody says.
 
     Raises:
         ValueError: there is no destination, a node without a slot, or a destination without a
-            finite predicted time.
+            finite predicted or true time.
     """
 
     node_of: IntArray
@@ -44,15 +52,21 @@ class Scenario:
     correct: FloatArray
     seconds: FloatArray
     noise: float
+    true_seconds: FloatArray | None = None
+    first_token_ratio: FloatArray | None = None
+    idle_watts: FloatArray | None = None
+    is_edge: BoolArray | None = None
 
     def __post_init__(self) -> None:
         if self.node_of.size == 0:
             raise ValueError("the scenario has no destination; place a model on a node")
         if (self.slots < 1).any():
             raise ValueError("a node of the scenario has no slot; give each at least 1")
-        times = self.seconds[:, self.model_of, self.kind_of_node[self.node_of]]
-        if not ((times > 0.0) & (times < float("inf"))).all():
-            raise ValueError("a placed model has no predicted time; give finite positive seconds")
+        for times in (self.pair_seconds, self.pair_true_seconds):
+            if not ((times > 0.0) & (times < float("inf"))).all():
+                raise ValueError(
+                    "a placed model has no predicted time; give finite positive seconds"
+                )
 
     @property
     def queries(self) -> int:
@@ -63,3 +77,41 @@ class Scenario:
     def nodes(self) -> int:
         """N."""
         return int(self.kind_of_node.size)
+
+    @cached_property
+    def pair_quality(self) -> FloatArray:
+        """float64[Q, D], read-only, as the other tables by destination."""
+        return _kept(self.quality[:, self.model_of])
+
+    @cached_property
+    def pair_seconds(self) -> FloatArray:
+        """float64[Q, D]; predicted."""
+        return _kept(self.seconds[:, self.model_of, self.kind_of_node[self.node_of]])
+
+    @cached_property
+    def pair_true_seconds(self) -> FloatArray:
+        """float64[Q, D]; real but for noise."""
+        if self.true_seconds is None:
+            return self.pair_seconds
+        return _kept(self.true_seconds[:, self.model_of, self.kind_of_node[self.node_of]])
+
+    @cached_property
+    def pair_work(self) -> FloatArray:
+        """float64[Q, D]; a node with all slots busy finishes `slots` requests in one's time."""
+        return _kept(self.pair_seconds / self.slots[self.node_of])
+
+    @cached_property
+    def pair_energy(self) -> FloatArray:
+        """float64[Q, D]; joules."""
+        return _kept(self.pair_seconds * self.watts[self.node_of])
+
+    @cached_property
+    def pair_cost(self) -> FloatArray:
+        """float64[Q, D]; USD."""
+        return _kept(self.pair_seconds * self.usd_per_second[self.node_of])
+
+
+def _kept(values: FloatArray) -> FloatArray:
+    found = np.ascontiguousarray(values, dtype=np.float64)
+    found.flags.writeable = False
+    return found

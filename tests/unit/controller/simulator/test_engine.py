@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.simulator.engine import OVERDUE_SECONDS, Cluster
+from controller.simulator.engine import OVERDUE_SECONDS, Cluster, Lost
 
 
 def cluster(*slots: int) -> Cluster:
@@ -57,7 +57,7 @@ def test_a_failed_node_gives_back_what_it_had_and_takes_nothing_until_it_joins()
     pair.send(7, 0, 4.0, 4.0)
     pair.send(8, 0, 4.0, 4.0)
     pair.advance(1.0)
-    assert pair.fail(0) == [7, 8]
+    assert pair.fail(0) == [Lost(7, 0.25), Lost(8, 0.0)]
     assert pair.fail(0) == []
     assert pair.next_completion() == math.inf
     assert pair.waits()[0] == 0.0
@@ -121,3 +121,51 @@ def test_one_slot_waits_for_all_that_is_left(seconds: list[float], later: float)
     node.advance(later)
     left = max(sum(seconds) - later, 0.0)
     assert node.waits()[0] == pytest.approx(left, abs=2.0 * OVERDUE_SECONDS)
+
+
+def test_a_silent_node_takes_requests_and_serves_none_until_it_is_found_out() -> None:
+    node = cluster(1)
+    node.send(0, 0, 4.0, 4.0)
+    node.advance(3.0)
+    node.fall_silent(0)
+    node.send(1, 0, 2.0, 2.0)
+    assert node.advance(9.0) == []
+    assert node.up[0]
+    np.testing.assert_allclose(node.waits(), [2.0], atol=2.0 * OVERDUE_SECONDS)
+    assert node.fail(0) == [Lost(0, 0.75), Lost(1, 0.0)]
+    assert node.wasted_seconds[0] == 3.0
+    assert node.up_seconds()[0] == 3.0
+    node.join(0)
+    node.send(2, 0, 1.0, 1.0)
+    assert times(node.advance(20.0)) == [(2, 9.0, 10.0)]
+
+
+def test_a_silent_node_with_free_slots_looks_free() -> None:
+    node = cluster(2)
+    node.fall_silent(0)
+    node.send(0, 0, 4.0, 4.0)
+    assert node.waits()[0] == 0.0
+    node.send(1, 0, 6.0, 6.0)
+    assert node.waits()[0] == 4.0
+
+
+def test_the_state_tells_slots_queues_and_what_is_left() -> None:
+    pair = cluster(1, 2)
+    for request, seconds in enumerate((4.0, 3.0, 2.0)):
+        pair.send(request, 0, seconds, seconds)
+    pair.send(9, 1, 5.0, 5.0)
+    pair.advance(1.0)
+    state = pair.state()
+    assert state.busy_slots.tolist() == [1, 1]
+    assert state.queue_length.tolist() == [2, 0]
+    np.testing.assert_allclose(state.remaining_seconds, [8.0, 4.0])
+    np.testing.assert_allclose(state.wait_seconds, [8.0, 0.0])
+    np.testing.assert_allclose(state.utilisation, [1.0, 0.5])
+    assert state.is_up.all()
+
+
+def test_a_long_queue_before_several_slots_waits_for_its_share_of_the_work() -> None:
+    node = cluster(2)
+    for request in range(60):
+        node.send(request, 0, 1.0, 1.0)
+    assert node.waits()[0] == pytest.approx(30.0)

@@ -1,15 +1,18 @@
 """Policies in the simulated cluster, on a fleet small enough to follow by hand."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 
+from controller.routing.baselines.greedy_reward import rewards
 from controller.routing.policies import policy_named
 from controller.routing.policy import UNASSIGNED, Budget, Decision
 from controller.routing.problem import RoutingProblem, name_key
-from controller.simulator.runner import Outage, Outcome, Window, simulate
+from controller.simulator.cluster import NodeEvent
+from controller.simulator.problems import ProblemSource
+from controller.simulator.runner import Outage, Outcome, Window, outages_of, simulate
 from controller.simulator.scenario import Scenario
 from controller.simulator.workload import Workload, poisson, workload_of
 
@@ -150,3 +153,118 @@ def test_a_placed_model_needs_a_time() -> None:
     parts = {part.name: getattr(whole, part.name) for part in fields(Scenario)}
     with pytest.raises(ValueError, match="no predicted time"):
         Scenario(**{**parts, "node_of": np.array([0, 1, 1]), "model_of": np.array([0, 0, 1])})
+
+
+def test_a_request_that_has_streamed_fails_with_its_node_as_in_the_controller() -> None:
+    whole = replace(scenario(), first_token_ratio=np.full((2, 2), 0.5))
+    # 3 of 4 s were served: tokens were seen. The one that waited starts again.
+    found = simulate(whole, arriving(0.0, 1.0), Always(2), WEIGHTS, outages=[Outage(1, 3.0)])
+    assert found.failed.tolist() == [True, False]
+    assert found.served.tolist() == [False, True]
+    assert found.requeued == 1
+    early = simulate(whole, arriving(0.0, 1.0), Always(2), WEIGHTS, outages=[Outage(1, 1.5)])
+    assert not early.failed.any()
+    assert early.requeued == 2
+
+
+def test_a_request_fails_when_its_third_node_goes_away() -> None:
+    away = [Outage(1, 1.0 + 2.0 * n, 2.0 + 2.0 * n) for n in range(3)]
+    whole = replace(scenario(), slots=np.array([1, 1]))
+    only = [Outage(0, 0.0)]  # so that it waits for the node that keeps failing
+    found = simulate(whole, arriving(0.5), Always(2), WEIGHTS, outages=[*only, *away])
+    assert found.failed.tolist() == [True]
+    assert found.requeued == 2
+
+
+def test_an_unnoticed_failure_costs_the_lease() -> None:
+    outage = Outage(1, 3.0, 100.0, unnoticed_seconds=10.0)
+    found = simulate(scenario(), arriving(0.0, 5.0, 20.0), Always(2), WEIGHTS, outages=[outage])
+    # Both are routed again at 13 s, to the node that is left; the third is there in time.
+    np.testing.assert_allclose(found.started, [13.0, 15.0, 20.0])
+    assert found.requeued == 2
+    assert found.wasted_joules == pytest.approx(3.0 * 50.0)
+
+
+def test_a_node_that_returns_before_anybody_noticed_has_lost_its_requests() -> None:
+    outage = Outage(1, 3.0, 5.0, unnoticed_seconds=10.0)
+    found = simulate(scenario(), arriving(0.0), Always(2), WEIGHTS, outages=[outage])
+    assert found.requeued == 1
+    assert found.started[0] == 5.0
+
+
+def test_events_of_a_scenario_become_outages() -> None:
+    events = [
+        NodeEvent(0, 5.0, False),
+        NodeEvent(0, 9.0, True),
+        NodeEvent(1, 4.0, True),
+        NodeEvent(2, 6.0, False),
+    ]
+    assert outages_of(events, 2.0) == [
+        Outage(1, 0.0, 4.0),
+        Outage(0, 5.0, 9.0, 2.0),
+        Outage(2, 6.0, math.inf, 2.0),
+    ]
+
+
+def test_true_times_are_those_that_pass() -> None:
+    whole = replace(scenario(), true_seconds=scenario().seconds * 2.0)
+    policy = Always(2)
+    found = simulate(whole, arriving(0.0, 1.0), policy, WEIGHTS)
+    np.testing.assert_allclose(found.inference_seconds, [8.0, 8.0])
+    assert policy.seen[1].backlog_seconds[1] == 3.0  # as predicted
+
+
+def test_idle_power_is_counted_until_the_last_request_ends() -> None:
+    whole = replace(scenario(), idle_watts=np.array([2.0, 10.0]))
+    found = simulate(whole, arriving(0.0, 9.0), Always(2), WEIGHTS)
+    assert found.idle_joules == pytest.approx(13.0 * 2.0 + 5.0 * 10.0)
+
+
+def test_the_problem_is_what_the_checked_constructor_would_make() -> None:
+    whole = scenario()
+    source = ProblemSource(whole, WEIGHTS)
+    waits, up = np.array([1.5, 0.0]), np.array([True, False])
+    for queries in ([1], [1, 0, 1]):
+        fast = source.problem(queries, waits.copy(), up)
+        parts = {part.name: getattr(fast, part.name) for part in fields(RoutingProblem)}
+        checked = RoutingProblem(**parts)
+        for name in parts:
+            if name not in ("metadata", "normalisation", "bounds"):
+                ours = getattr(fast, name)
+                np.testing.assert_array_equal(ours, getattr(checked, name))
+                assert not ours.flags.writeable
+                assert ours.flags.c_contiguous
+        assert fast.feasible.tolist() == [[True, True, False]] * len(queries)
+        np.testing.assert_array_equal(fast.quality, whole.quality[queries][:, whole.model_of])
+
+
+def test_rewards_are_those_that_greedy_reward_sees() -> None:
+    rng = np.random.default_rng(2)
+    workload = workload_of(poisson(40, 1.0, rng), 2, rng)
+    expected = []
+
+    class Watching:
+        name = "watching"
+
+        def decide(
+            self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget
+        ) -> Decision:
+            allowed = np.flatnonzero(problem.feasible[0])
+            late = problem.latency_seconds[0] + problem.backlog_seconds[problem.node_of]
+            gained = rewards(problem.quality[0, allowed], late[allowed])
+            pick = int(rng.integers(allowed.size))
+            expected.append(gained[pick])
+            return Decision(np.array([allowed[pick]]))
+
+    found = simulate(scenario(), workload, Watching(), WEIGHTS, outages=[Outage(0, 5.0, 9.0)])
+    # The last decision of each request counts; these are in order of arrival but for those again.
+    if found.requeued == 0:
+        np.testing.assert_allclose(found.reward, expected)
+    else:
+        assert set(np.round(found.reward, 9)) <= set(np.round(expected, 9))
+
+
+def test_a_query_that_is_not_there_is_refused() -> None:
+    strange = Workload(np.zeros(1), np.array([2]), np.zeros(1))
+    with pytest.raises(ValueError, match=r"outside 0\.\.1"):
+        simulate(scenario(), strange, Always(2), WEIGHTS)
