@@ -1,51 +1,73 @@
 """How many queries a second the cluster simulator routes."""
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from controller.experiments.drlm import paper_scenario, scenario_of
 from controller.routing.policies import policy_named, warm_up
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.simulator.engine import Cluster
-from controller.simulator.runner import simulate
+from controller.simulator.inputs import scenario_of, synthetic_inputs
+from controller.simulator.runner import Window, simulate
 from controller.simulator.scenario import Scenario
+from controller.simulator.scenario_file import read_scenario
 from controller.simulator.workload import poisson, workload_of
-from controller.training.vector_environment import VectorEnvironment
-from controller.training.worlds import paper_world
+
+POLICIES: Final = ("fastest", "random", "high-accuracy", "least-loaded", "greedy-reward", "optllm")
+"""One decision a query."""
+
+BATCHED: Final = ("random", "least-loaded")
+"""In windows of 30."""
 
 
-def simulator_figures(queries: int) -> dict[str, Any]:
-    """Queries a second, of which only the last are routed by a serving policy.
+def simulator_figures(queries: int, scenario_name: str = "drlm", seed: int = 0) -> dict[str, Any]:
+    """Queries a second, a part each; everything runs in this thread.
 
-    `engine`: events alone, each query to a node drawn beforehand. `training`: 64 simulations in
-    step, likewise. `random` and `greedy-reward`: the whole way, a checked problem of every
-    destination for each query.
+    `engine`: events alone, each query to a node drawn beforehand. A policy's name: the whole way,
+    arrivals, a problem of every destination for each decision, the serving policy, events and the
+    reward. `outside`: of the same run, what the simulator takes without the policy's own thinking.
 
     Args:
-        queries: how many each part routes at least.
+        queries: how many each part routes.
+        scenario_name: as `read_scenario` takes it.
+        seed: of arrivals, queries and luck.
+
+    Raises:
+        ScenarioError: there is no such scenario.
     """
-    scenario = paper_scenario()
-    warm_up(("random", "greedy-reward"))
-    return {
+    cluster = read_scenario(scenario_name)
+    scenario = scenario_of(cluster, synthetic_inputs(cluster, seed))
+    warm_up(POLICIES)
+    _policy(scenario, "random", 200, seed)  # makes the scenario's tables
+    engine = _engine(scenario, queries, seed)
+    found: dict[str, Any] = {
+        "scenario": cluster.name,
         "queries": queries,
         "nodes": scenario.nodes,
         "destinations": int(scenario.node_of.size),
-        "engine_queries_per_second": _engine(scenario, queries),
-        "training_queries_per_second": _training(queries),
-        "random_queries_per_second": _policy(scenario, "random", queries),
-        "greedy_reward_queries_per_second": _policy(scenario, "greedy-reward", queries),
-        "small_fleet_random_queries_per_second": _policy(_small(), "random", queries),
+        "engine_queries_per_second": engine,
     }
+    rates = {}
+    for name in POLICIES:
+        rate, outside = _policy(scenario, name, queries, seed)
+        rates[name] = rate
+        found[f"{name}_queries_per_second"] = rate
+        found[f"{name}_outside_queries_per_second"] = outside
+    for name in BATCHED:
+        rate, _ = _policy(scenario, name, queries, seed, Window(1e9, 30))
+        found[f"{name}_windows_queries_per_second"] = rate
+    found["cheapest_policy"] = max(rates, key=lambda name: rates[name])
+    found["cheapest_policy_queries_per_second"] = max(rates.values())
+    return found
 
 
-def _engine(scenario: Scenario, queries: int) -> float:
-    rng = np.random.default_rng(0)
+def _engine(scenario: Scenario, queries: int, seed: int) -> float:
+    rng = np.random.default_rng(seed)
     work = workload_of(poisson(queries, 1.0, rng), scenario.queries, rng)
     chosen = rng.integers(0, scenario.node_of.size, queries)
     node = scenario.node_of[chosen]
-    predicted = scenario.seconds[work.query, scenario.model_of[chosen], scenario.kind_of_node[node]]
+    predicted = scenario.pair_seconds[work.query, chosen]
     real = predicted * np.exp(scenario.noise * work.luck)
     steps = list(
         zip(work.arrivals.tolist(), node.tolist(), predicted.tolist(), real.tolist(), strict=True)
@@ -55,50 +77,19 @@ def _engine(scenario: Scenario, queries: int) -> float:
     for request, (moment, where, seconds, really) in enumerate(steps):
         cluster.advance(moment)
         cluster.send(request, where, seconds, really)
-    while cluster.unfinished:
-        cluster.advance(cluster.next_completion())
+    while (end := cluster.next_completion()) < float("inf"):
+        cluster.advance(end)
     return queries / (time.perf_counter() - started)
 
 
-def _training(queries: int) -> float:
-    size = 64
-    environment = VectorEnvironment(paper_world(0), size, np.random.default_rng(0))
-    rng = np.random.default_rng(1)
-    model, node = np.nonzero(environment.world.layout.deployed)
-    steps = max(1, -(-queries // size))
-    chosen = rng.integers(0, model.size, (steps, size))
-    started = time.perf_counter()
-    for row in chosen:
-        environment.step(model[row], node[row], np.zeros(size))
-    return steps * size / (time.perf_counter() - started)
-
-
-def _policy(scenario: Scenario, name: str, queries: int) -> float:
-    rng = np.random.default_rng(0)
+def _policy(
+    scenario: Scenario, name: str, queries: int, seed: int, window: Window | None = None
+) -> tuple[float, float]:
+    rng = np.random.default_rng(seed)
     work = workload_of(poisson(queries, 1.0, rng), scenario.queries, rng)
     policy = policy_named(name)
     started = time.perf_counter()
-    simulate(scenario, work, policy, np.array(DRLM_WEIGHTS))
-    return queries / (time.perf_counter() - started)
-
-
-def _small() -> Scenario:
-    """The paper's fleet with four nodes of it: the first of each kind but one."""
-    whole = scenario_of(paper_world(0))
-    kept = np.unique(whole.kind_of_node, return_index=True)[1][-4:]
-    column = np.isin(whole.node_of, kept)
-    return Scenario(
-        node_of=np.searchsorted(kept, whole.node_of[column]),
-        model_of=whole.model_of[column],
-        kind_of_node=whole.kind_of_node[kept],
-        node_keys=whole.node_keys[kept],
-        model_keys=whole.model_keys,
-        parameters_billions=whole.parameters_billions,
-        slots=whole.slots[kept],
-        watts=whole.watts[kept],
-        usd_per_second=whole.usd_per_second[kept],
-        quality=whole.quality,
-        correct=whole.correct,
-        seconds=whole.seconds,
-        noise=whole.noise,
-    )
+    outcome = simulate(scenario, work, policy, np.array(DRLM_WEIGHTS), window=window)
+    seconds = time.perf_counter() - started
+    outside = max(seconds - float(outcome.decision_seconds.sum()), 1e-9)
+    return queries / seconds, queries / outside

@@ -99,14 +99,20 @@ def drlm(
 
 @click.command("simulator")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--queries", type=click.IntRange(min=64), default=5000, show_default=True)
-def bench_simulator_command(as_json: bool, queries: int) -> None:
+@click.option("--queries", type=click.IntRange(min=64), default=10_000, show_default=True)
+@click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+def bench_simulator_command(as_json: bool, queries: int, scenario: str, seed: int) -> None:
     """Measure how many queries a second the cluster simulator routes."""
     from controller.bench.simulator import simulator_figures
+    from controller.simulator.scenario_file import ScenarioError
 
-    figures = simulator_figures(queries)
+    try:
+        figures = simulator_figures(queries, scenario, seed)
+    except ScenarioError as error:
+        raise Wrong(str(error)) from error
     if as_json:
         click.echo(json.dumps(figures))
     else:
         for name, value in figures.items():
-            click.echo(f"{name}: {value:.5g}")
+            click.echo(f"{name}: {value:.5g}" if isinstance(value, float) else f"{name}: {value}")

@@ -25,7 +25,7 @@ DEFAULT_BUDGET: Final = Budget(seconds=None, max_evaluations=20_000)
 MAX_ATTEMPTS: Final = 3
 """Dispatches of one request before it fails, as in the controller's settings."""
 
-_REWARD_ROWS: Final = 256
+_REWARD_ROWS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +232,20 @@ class _Run:
         heapq.heapify(self.timeline)
         # Nodes that come or go after the last request has ended change nothing.
         while self.unserved:
-            moment = self.timeline[0][0] if self.timeline else math.inf
-            ending = self.cluster.next_completion()
-            if ending <= moment and math.isfinite(ending):
-                self._record(self.cluster.advance(ending))
-            elif self.timeline:
-                _, kind, item = heapq.heappop(self.timeline)
-                self.cluster.advance(moment)
-                self._handle(kind, item)
-            else:
-                break  # what is held has nowhere to go
+            moment, kind, item = self.timeline[0] if self.timeline else (math.inf, _UP, 0)
+            # An arrival is unserved, so time goes on to it, whatever ends on the way.
+            if kind < _ARRIVAL:
+                ending = self.cluster.next_completion()
+                if ending <= moment and math.isfinite(ending):
+                    self._record(self.cluster.advance(ending))
+                    continue
+                if not self.timeline:
+                    break  # what is held has nowhere to go
+            heapq.heappop(self.timeline)
+            completed = self.cluster.advance(moment)
+            if completed:
+                self._record(completed)
+            self._handle(kind, item)
         scenario, cluster = self.scenario, self.cluster
         idle = 0.0
         if scenario.idle_watts is not None:
@@ -274,7 +278,7 @@ class _Run:
 
     def _handle(self, kind: int, item: int) -> None:
         if kind == _ARRIVAL:
-            self._gather((item,))
+            self._gather([item])
         elif kind == _CLOSE:
             if item == self.batches and self.gathered:
                 self._close()
@@ -369,26 +373,28 @@ class _Run:
         found = np.full(self.destination.size, np.nan)
         for fleet, up in enumerate(self.fleets):
             sent = np.flatnonzero((self.destination != UNASSIGNED) & (self.seen_fleet == fleet))
-            columns = np.flatnonzero(up[self.scenario.node_of])
+            nodes = np.flatnonzero(up & self.scenario.has_models)
             for start in range(0, sent.size, _REWARD_ROWS):
                 rows = sent[start : start + _REWARD_ROWS]
-                found[rows] = self._rewards_of(rows, columns)
+                found[rows] = self._rewards_of(rows, nodes)
         return found
 
-    def _rewards_of(self, requests: IntArray, columns: IntArray) -> FloatArray:
+    def _rewards_of(self, requests: IntArray, nodes: IntArray) -> FloatArray:
         scenario, chosen = self.scenario, self.destination[requests]
-        query, node_of = self.workload.query[requests], scenario.node_of
-        is_whole = columns.size == node_of.size
-        good, took = scenario.pair_quality[query], scenario.pair_seconds[query]
-        late = took + self.seen_waits[requests][:, node_of]
-        each = np.arange(requests.size)
-        quality, latency = good[each, chosen], late[each, chosen]
-        if not is_whole:
-            good, late = good[:, columns], late[:, columns]
-        scaled_quality = _share(quality, good.min(axis=1), good.max(axis=1))
-        scaled_latency = _share(latency, late.min(axis=1), late.max(axis=1))
-        penalty = np.expm1(STEEPNESS * scaled_latency) / np.expm1(STEEPNESS)
-        return np.asarray(QUALITY_WEIGHT * scaled_quality - LATENCY_WEIGHT * penalty)
+        query = self.workload.query[requests]
+        seen = self.seen_waits[requests]
+        quality = scenario.pair_quality[query, chosen]
+        latency = scenario.pair_seconds[query, chosen]
+        latency = latency + seen[np.arange(requests.size), scenario.node_of[chosen]]
+        # Waits are the nodes', so the extremes of each node's destinations do for all of them.
+        low, high = scenario.node_quality_range
+        worst, best = low[query][:, nodes].min(axis=1), high[query][:, nodes].max(axis=1)
+        low, high = scenario.node_seconds_range
+        ahead = seen[:, nodes]
+        soonest = (low[query][:, nodes] + ahead).min(axis=1)
+        latest = (high[query][:, nodes] + ahead).max(axis=1)
+        late = np.expm1(STEEPNESS * _share(latency, soonest, latest)) / np.expm1(STEEPNESS)
+        return np.asarray(QUALITY_WEIGHT * _share(quality, worst, best) - LATENCY_WEIGHT * late)
 
 
 def _share(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:

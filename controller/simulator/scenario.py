@@ -110,6 +110,30 @@ class Scenario:
         """float64[Q, D]; USD."""
         return _kept(self.pair_seconds * self.usd_per_second[self.node_of])
 
+    @cached_property
+    def has_models(self) -> BoolArray:
+        """bool[N]; nodes with a destination."""
+        found = np.zeros(self.nodes, dtype=np.bool_)
+        found[self.node_of] = True
+        return found
+
+    @cached_property
+    def node_quality_range(self) -> tuple[FloatArray, FloatArray]:
+        """The least and the greatest predicted quality at each node; both float64[Q, N]."""
+        return self._range_by_node(self.pair_quality)
+
+    @cached_property
+    def node_seconds_range(self) -> tuple[FloatArray, FloatArray]:
+        """The least and the greatest predicted time at each node; both float64[Q, N]."""
+        return self._range_by_node(self.pair_seconds)
+
+    def _range_by_node(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        low = np.full((self.nodes, self.queries), np.inf)
+        high = np.full((self.nodes, self.queries), -np.inf)
+        np.minimum.at(low, self.node_of, values.T)
+        np.maximum.at(high, self.node_of, values.T)
+        return _kept(low.T), _kept(high.T)
+
 
 def _kept(values: FloatArray) -> FloatArray:
     found = np.ascontiguousarray(values, dtype=np.float64)
