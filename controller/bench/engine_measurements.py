@@ -67,6 +67,7 @@ async def measure_engine(
     *,
     sample: int = 10,
     max_tokens: int = 64,
+    seed: int = 0,
     models: Sequence[str] = MODELS,
     limits: Sequence[Limit] = LIMITS,
     say: Callable[[str], None] = lambda _: None,
@@ -82,6 +83,7 @@ async def measure_engine(
         workloads: question sets, as `edge-controller profile --workload` takes them.
         sample: questions of each workload.
         max_tokens: longest answer.
+        seed: of the choice of questions.
         models: of the catalogue.
         limits: the device classes.
         say: told what is being done.
@@ -113,6 +115,7 @@ async def measure_engine(
                     [
                         command_path("edge-controller"), "profile", *chosen,
                         "--sample", str(sample), "--max-tokens", str(max_tokens), "--no-teach",
+                        "--seed", str(seed),
                         "--model", model, "--out", str(folder), *resume,
                         "--controller", connection.address, "--ca-file", str(connection.ca_file),
                         "--json",

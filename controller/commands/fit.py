@@ -170,6 +170,8 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
 )
 @click.option("--sample", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--model", "models", multiple=True, help="Of the catalogue; may be given again.")
 @click.option(
     "--models-folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -178,10 +180,20 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
 )
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path))
 def bench_engine_command(
-    workloads: tuple[str, ...], sample: int, max_tokens: int, models_folder: Path, out: Path
+    workloads: tuple[str, ...],
+    sample: int,
+    max_tokens: int,
+    seed: int,
+    models: tuple[str, ...],
+    models_folder: Path,
+    out: Path,
 ) -> None:
     """Measure several models under several thread limits here, for `edge-controller fit`."""
-    from controller.bench.engine_measurements import EngineMeasurementsError, measure_engine
+    from controller.bench.engine_measurements import (
+        MODELS,
+        EngineMeasurementsError,
+        measure_engine,
+    )
 
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -192,6 +204,8 @@ def bench_engine_command(
                 workloads,
                 sample=sample,
                 max_tokens=max_tokens,
+                seed=seed,
+                models=models or MODELS,
                 say=lambda line: click.echo(line, err=True),
             )
         )
