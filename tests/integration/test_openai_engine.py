@@ -439,11 +439,13 @@ async def test_comments_alone_are_no_progress(has_begun: bool) -> None:
         if has_begun:
             await exchange.event(text_chunk("Half"))
         gone = asyncio.create_task(exchange.gone())
-        while not gone.done():
-            await exchange.piece(b": waiting\n\n")
-            await asyncio.wait([gone], timeout=0.02)
-        await gone
-        left.set()
+        try:
+            while not gone.done():
+                await exchange.piece(b": waiting\n\n")
+                await asyncio.wait([gone], timeout=0.02)
+            await gone
+        finally:  # a piece that is written as the connection goes fails
+            left.set()
 
     async with endpoint(answer, stall_seconds=0.2, first_token_seconds=0.3) as (_, engine):
         with pytest.raises(EngineError) as caught:

@@ -31,6 +31,7 @@ def test_every_model_setting_that_is_described_is_written_to_the_settings_file()
         *written["_edge_agent_model_counts"],
         *written["_edge_agent_model_amounts"],
         *written["_edge_agent_model_switches"],
+        *written["_edge_agent_model_texts"],
     }
 
 
