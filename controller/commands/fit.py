@@ -40,6 +40,12 @@ from controller.commands.asking import CommandFailedError
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the predictors.",
 )
+@click.option(
+    "--simulation-inputs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --paper-setting: also write what `edge-controller experiment` simulates on, an "
+    ".npz file.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fit(
@@ -47,21 +53,27 @@ def fit(
     paper_setting: Path | None,
     device_by: str,
     out: Path,
+    simulation_inputs: Path | None,
     seed: int,
     as_json: bool,
 ) -> None:
     """Fit classifier, quality, latency and answer length; a fifth of the queries is held out."""
     if bool(measurements) == (paper_setting is not None):
         raise click.UsageError("give either --measurements or --paper-setting")
+    if simulation_inputs is not None and paper_setting is None:
+        raise click.UsageError("--simulation-inputs needs --paper-setting")
     from controller.offline.measurements import MeasurementsError, read_measurements
     from controller.predictors.embedding import EmbeddingUnavailableError, OnnxEmbedding
     from controller.predictors.fitted import save_predictors
+    from controller.simulator.inputs import InputsError, save_inputs
+    from controller.simulator.scenario_file import ScenarioError, read_scenario
     from controller.storage.artifacts import ArtifactError
 
     try:
         from controller.training.fit_predictors import FitError, table_of
         from controller.training.fit_predictors import fit as fit_predictors
         from controller.training.paper_setting import PaperDataError, paper_setting_from
+        from controller.training.simulation_inputs import simulation_inputs as inputs_of
     except ImportError as error:
         raise CommandFailedError(
             f"fitting needs {error.name}; install the extra `train`"
@@ -71,6 +83,8 @@ def fit(
         click.echo(line, err=True)
 
     try:
+        setting = None
+        embed = OnnxEmbedding().embed
         if paper_setting is None:
             rows = [row for path in measurements for row in read_measurements(path)]
             table, sources = table_of(rows, device_by=device_by), _files(measurements)
@@ -78,7 +92,7 @@ def fit(
             say("synthesising the paper's measurements")
             setting = paper_setting_from(paper_setting, seed=seed)
             table, sources = setting.table, list(setting.sources)
-        fitted, figures = fit_predictors(table, OnnxEmbedding().embed, seed=seed, say=say)
+        fitted, figures = fit_predictors(table, embed, seed=seed, say=say)
         save_predictors(
             out,
             fitted,
@@ -91,10 +105,17 @@ def fit(
                 "figures": figures,
             },
         )
+        if simulation_inputs is not None and setting is not None:
+            say(f"writing {simulation_inputs}")
+            inputs = inputs_of(setting, fitted, embed, read_scenario("drlm"), seed=seed)
+            save_inputs(inputs, simulation_inputs)
     except (
         MeasurementsError, FitError, PaperDataError, ArtifactError, EmbeddingUnavailableError,
+        InputsError, ScenarioError,
     ) as error:  # fmt: skip
         raise CommandFailedError(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
     except ModuleNotFoundError as error:
         raise CommandFailedError(
             f"fitting needs {error.name}; install the extra `train`"

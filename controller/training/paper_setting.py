@@ -161,7 +161,9 @@ class PaperSetting:
         models: the 23 configurations.
         devices: the 5 classes.
         placements: the 85 pairs of Table I.
-        seconds: float64[Q, 85], inference time with its noise.
+        seconds: float64[Q, 85], inference time with its noise: what was "measured".
+        true_seconds: float64[Q, 85], without the noise.
+        first_token_seconds: float64[Q, 85], the part of `true_seconds` until the first token.
         correct: bool[Q, 23].
         is_real: bool[Q, 23], whether `correct` is a published outcome.
         completion_tokens: float64[Q, 23].
@@ -174,6 +176,8 @@ class PaperSetting:
     devices: tuple[DeviceClass, ...]
     placements: tuple[Placement, ...]
     seconds: FloatArray
+    true_seconds: FloatArray
+    first_token_seconds: FloatArray
     correct: BoolArray
     is_real: BoolArray
     completion_tokens: FloatArray
@@ -235,18 +239,21 @@ def paper_setting_from(folder: Path, *, seed: int = 0) -> PaperSetting:
     correct, is_real = _answers(queries, labels, models, outcomes, rng)
     tokens = _tokens(queries, labels, models, lengths, rng)
     asked = np.array([profile_query(query.text).prompt_tokens for query in queries], dtype=float)
-    seconds = np.empty((len(queries), len(placements)))
+    first = np.empty((len(queries), len(placements)))
+    true = np.empty_like(first)
     for column, (model, device) in enumerate(placements):
         one = speeds[device.kind].decode_seconds(_bytes_of(model))
-        read = asked * one / PREFILL_RATIOS[device.kind]
-        seconds[:, column] = _OVERHEAD_SECONDS + read + tokens[:, models.index(model)] * one
-    seconds *= np.exp(rng.normal(0.0, TIME_SIGMA, seconds.shape))
+        first[:, column] = _OVERHEAD_SECONDS + asked * one / PREFILL_RATIOS[device.kind]
+        true[:, column] = first[:, column] + tokens[:, models.index(model)] * one
+    seconds = true * np.exp(rng.normal(0.0, TIME_SIGMA, true.shape))
     return PaperSetting(
         table=_table(queries, labels, models, placements, seconds, correct, tokens),
         models=models,
         devices=DEVICES,
         placements=placements,
         seconds=seconds,
+        true_seconds=true,
+        first_token_seconds=first,
         correct=correct,
         is_real=is_real,
         completion_tokens=tokens,

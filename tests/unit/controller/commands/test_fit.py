@@ -91,3 +91,11 @@ def test_bench_drlm_prints_its_sections(tmp_path):
     result = CliRunner().invoke(main, ["bench", "drlm", "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout)["predictors"]["pairs"] == 85
+
+
+def test_simulation_inputs_are_of_the_papers_setting_alone(tmp_path):
+    source, file = measured(tmp_path), tmp_path / "inputs.npz"
+    arguments = ["--measurements", str(source), "--simulation-inputs", str(file)]
+    result = CliRunner().invoke(main, ["fit", *arguments, "--out", str(tmp_path / "o")])
+    assert result.exit_code == 2
+    assert "needs --paper-setting" in result.output
