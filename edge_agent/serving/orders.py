@@ -6,9 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import structlog
+from typing_extensions import assert_never
 
 from edge_agent.errors import AgentError, UnknownModelError
 from edge_agent.serving.models import ModelHost
