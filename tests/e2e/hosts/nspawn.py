@@ -35,6 +35,7 @@ POWER_OFF_DEADLINE_SECONDS: Final = 120.0
 KILL_DEADLINE_SECONDS: Final = 10.0
 COMMAND_DEADLINE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.1
+REAP_SECONDS: Final = 10.0
 # The hierarchies in which systemd keeps its own groups where it does not run this machine.
 CGROUP_ROOTS: Final = (Path("/sys/fs/cgroup/systemd"), Path("/sys/fs/cgroup/unified"))
 
@@ -328,8 +329,11 @@ def _ip(*arguments: str) -> None:
 def _remove_cgroups(name: str) -> None:
     for root in CGROUP_ROOTS:
         group = root / f"pointsman-{name}"
-        if group.is_dir():
+        deadline = time.monotonic() + REAP_SECONDS
+        # A group whose last process is just being reaped cannot be removed yet.
+        while group.is_dir() and time.monotonic() < deadline:
             for folder, _, _ in os.walk(group, topdown=False):
-                # A group whose last process is just being reaped is removed by the next boot.
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
+            if group.is_dir():
+                time.sleep(POLL_SECONDS)
