@@ -1,8 +1,6 @@
 """Commands that run experiments."""
 
 import json
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,22 +10,34 @@ from controller.commands.asking import CommandFailedError, Wrong
 
 @click.group()
 def experiment() -> None:
-    """Compare routing policies; needs the extra `train`."""
+    """Compare routing policies on a simulated cluster."""
 
 
 @experiment.command()
-@click.option("--quick", is_flag=True, help="25 requests at 1 a second, twice.")
 @click.option(
-    "--artifacts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with `ppo`, `ppo-set` or both, as `edge-controller train` writes them.",
+    "--quick",
+    is_flag=True,
+    help="At most a minute: two loads, two runs, and policies that are hardly trained.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Gets results.json, table.csv, table.md and figures.",
+    help="Gets results.json, tables and figures; given again, goes on where it was stopped.",
 )
+@click.option(
+    "--artifacts",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with `ppo`, `ppo-set` or both, as `edge-controller train` writes them; without "
+    "it they are trained first, which needs the extra `train`.",
+)
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Queries with predictions and truth, as `edge-controller fit --simulation-inputs` writes "
+    "them; synthetic ones without.",
+)
+@click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
 @click.option(
     "--arrivals",
     type=click.Choice(["poisson", "bursts"]),
@@ -39,62 +49,141 @@ def experiment() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Replay these arrivals instead: CSV or gzipped, in the form of Azure's LLM traces.",
 )
+@click.option(
+    "--policy", "policies", multiple=True, help="Only this label; may be given again. All else."
+)
+@click.option("--requests", type=click.IntRange(min=1), multiple=True, help="25, 50, 100 else.")
+@click.option(
+    "--rate", "rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
+    help="Arrivals a second; 0.5, 1, 2 else.",
+)  # fmt: skip
+@click.option("--runs", type=click.IntRange(min=1), help="Of each load; 10 else.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="How long a node of the scenario that fails goes on being sent requests.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; 2 at most else.")
+@click.option("--figures/--no-figures", default=True, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print rows and claims as one JSON object.")
 def drlm(
     quick: bool,
-    artifacts: Path | None,
     out: Path,
+    artifacts: Path | None,
+    inputs: Path | None,
+    scenario: str,
     arrivals: str,
     trace: Path | None,
+    policies: tuple[str, ...],
+    requests: tuple[int, ...],
+    rates: tuple[float, ...],
+    runs: int | None,
     seed: int,
+    lease_seconds: float,
+    jobs: int | None,
+    figures: bool,
+    as_json: bool,
 ) -> None:
     """Compare policies on DRLM's cluster, as its paper does."""
-    from controller.experiments.drlm import (
-        BASELINES,
-        QUICK,
-        SEARCHING,
-        Design,
-        compare,
-        paper_names,
-        paper_scenario,
-        provenance,
-        trained_contenders,
-    )
-    from controller.experiments.report import FiguresMissing, markdown, write_report
-    from controller.routing.ppo.policy import use_artifacts
+    from dataclasses import asdict
+
+    from controller.experiments.contenders import ALL
+    from controller.experiments.drlm import QUICK, Design, ExperimentError
+    from controller.experiments.figures import FiguresMissing
+    from controller.experiments.learning import EPISODES, QUICK_EPISODES, TrainingMissing
+    from controller.experiments.report import claims, loads
+    from controller.experiments.study import Study, conduct, usable_cores
+    from controller.simulator.inputs import InputsError
+    from controller.simulator.scenario_file import ScenarioError
     from controller.simulator.workload import WorkloadError
 
-    use_artifacts(str(artifacts) if artifacts else "")
-    learned = trained_contenders()
-    if artifacts is not None and not learned:
-        raise Wrong(
-            f"{artifacts}: holds neither a readable `ppo` nor a readable `ppo-set`; name the "
-            "--out of `edge-controller train`"
-        )
-    contenders = (*BASELINES, *learned, *SEARCHING)
-    design = replace(
-        QUICK if quick else Design(), seed=seed, arrivals=str(trace) if trace else arrivals
+    known = [contender.label for contender in ALL]
+    strange = [label for label in policies if label not in known]
+    if strange:
+        raise Wrong(f"no policy {', '.join(strange)}; there are: {', '.join(known)}")
+    base = QUICK if quick else Design()
+    study = Study(
+        out=out,
+        contenders=[each for each in ALL if not policies or each.label in policies],
+        design=Design(
+            requests=requests or base.requests,
+            rates=rates or base.rates,
+            runs=runs or base.runs,
+            seed=seed,
+            arrivals=str(trace.absolute()) if trace else arrivals,
+            unnoticed_seconds=lease_seconds,
+        ),
+        scenario=scenario,
+        inputs=inputs,
+        artifacts=artifacts,
+        episodes=tuple((QUICK_EPISODES if quick else EPISODES).items()),
+        jobs=jobs or (1 if quick else min(2, usable_cores())),
+        has_figures=figures,
     )
-    started = time.perf_counter()
     try:
-        rows = compare(
-            paper_scenario(),
-            contenders,
-            design,
-            paper_names(),
-            progress=lambda line: click.echo(line, err=True),
-        )
-        made_with = provenance(design, contenders, time.perf_counter() - started)
-        written = write_report(rows, made_with, out)
-    except WorkloadError as error:
+        with _Bars() as bars:
+            results, written = conduct(study, bars.show)
+    except (ScenarioError, InputsError, WorkloadError) as error:
         raise Wrong(str(error)) from error
     except FiguresMissing as error:
         raise CommandFailedError(f"{out}: tables are written, but {error}") from error
+    except (ExperimentError, TrainingMissing) as error:
+        raise CommandFailedError(str(error)) from error
     except OSError as error:
-        raise CommandFailedError(f"{out}: {error.strerror}") from error
-    click.echo(markdown(rows))
+        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
+    if as_json:
+        found = {
+            "rows": [asdict(row) for row in results.rows],
+            "targets": [asdict(target) for target in results.targets],
+            "files": [str(path) for path in written],
+        }
+        click.echo(json.dumps(found))
+        return
+    click.echo(loads(results.rows))
+    if results.targets:
+        click.echo(claims(results.targets))
     for path in written:
         click.echo(str(path), err=True)
+
+
+class _Bars:
+    """Progress of each stage on standard error; nothing where that is no terminal."""
+
+    def __enter__(self) -> "_Bars":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[what]}"),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, int] = {}
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, stage: str, done: int, total: int, what: str) -> None:
+        from rich.progress import TaskID
+
+        if stage not in self._tasks:
+            self._tasks[stage] = int(self._bars.add_task(stage, total=total, what=what))
+        task = TaskID(self._tasks[stage])
+        self._bars.update(task, completed=done, total=total, what=what)
 
 
 @click.command("simulator")

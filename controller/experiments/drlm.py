@@ -1,8 +1,16 @@
-"""DRLM's comparison of routing policies, on the simulated cluster."""
+"""DRLM's comparison of routing policies, on a simulated cluster."""
 
+import hashlib
+import json
+import math
+import multiprocessing
+import os
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -10,68 +18,62 @@ from typing import Any, Final
 import numpy as np
 
 from controller import __version__
+from controller.experiments.contenders import Contender
+from controller.experiments.runs import Load, RunFigures, run_all
+from controller.experiments.statistics import Difference, paired_difference
 from controller.routing.policies import policy_named, warm_up
+from controller.routing.ppo.artifact import PolicyArtifactError, read_artifact
 from controller.routing.ppo.observation import DRLM_WEIGHTS
-from controller.routing.ppo.policy import LearnedPolicy
-from controller.routing.problem import name_key
-from controller.simulator.runner import DEFAULT_BUDGET, Outcome, Window, simulate
+from controller.routing.ppo.policy import LearnedPolicy, use_artifacts
+from controller.simulator.cluster import ClusterDescription
+from controller.simulator.inputs import SimulationInputs, inputs_digest, load_inputs, scenario_of
+from controller.simulator.runner import DEFAULT_BUDGET, outages_of
 from controller.simulator.scenario import Scenario
-from controller.simulator.workload import bursts, poisson, replay, workload_of
-from controller.training.vector_environment import World
-from controller.training.worlds import paper_world
+from controller.simulator.scenario_file import read_scenario
 
-SCHEMA: Final = "pointsman.experiment.drlm/1"
+SCHEMA: Final = "pointsman.experiment.drlm/2"
 
-BATCH_WINDOW: Final = Window(seconds=2.0, most=30)
-"""For the policies that decide on batches."""
-
-EACH: Final = Window()
-"""For the policies that decide on each arrival."""
-
-_FAMILIES: Final = (
-    "gpt-oss",
-    "gemma2",
-    "gemma3",
-    "llama3.1",
-    "llama3.2",
-    "qwen3",
-    "tinyllama",
-    "mistral",
+METRICS: Final = (
+    "reward",
+    "quality",
+    "inference_seconds",
+    "waiting_seconds",
+    "waiting_p95_seconds",
+    "long_wait_ratio",
+    "end_to_end_seconds",
+    "end_to_end_p95_seconds",
+    "decision_milliseconds",
+    "energy_joules",
+    "idle_joules",
+    "cost_usd",
+    "utilisation",
+    "fallback_ratio",
+    "served_ratio",
 )
-_BITS: Final = (2, 3, 4, 8, 16)
-_KINDS: Final = ("Raspberry Pi", "Jetson Nano", "Orin Nano", "Orin AGX", "virtual machine")
+"""Of a run, that rows have means and deviations of."""
 
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy and how arrivals are handed to it.
-
-    Attributes:
-        label: its name in the tables.
-        policy: as `policy_named` knows it.
-        window: how arrivals are gathered.
-    """
-
-    label: str
-    policy: str
-    window: Window = EACH
-
-
-BASELINES: Final = tuple(
-    Contender(name, name)
-    for name in ("random", "high-accuracy", "fastest", "routellm", "optllm", "greedy-reward")
+COMPARED: Final = (
+    "reward",
+    "quality",
+    "inference_seconds",
+    "waiting_seconds",
+    "end_to_end_seconds",
+    "end_to_end_p95_seconds",
+    "decision_milliseconds",
 )
-LEARNED: Final = (Contender("ppo", "ppo"), Contender("ppo-set", "ppo-set"))
-SEARCHING: Final = (
-    Contender("memetic (each)", "memetic"),
-    Contender("memetic (window)", "memetic", BATCH_WINDOW),
-    Contender("cema (window)", "cema", BATCH_WINDOW),
-)
+"""That pairs of policies are compared by."""
+
+LEARNED: Final[tuple[str, ...]] = ("ppo", "ppo-set")
+"""Policies that the others are compared with."""
+
+
+class ExperimentError(RuntimeError):
+    """The experiment cannot go on; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What is run.
+    """What is run; the defaults are DRLM's.
 
     Attributes:
         requests: numbers of requests of a run.
@@ -79,6 +81,7 @@ class Design:
         runs: repetitions of each, with seeds `seed`, `seed` + 1, ...
         seed: the first.
         arrivals: poisson, bursts, or the path of a trace that is replayed at the rate.
+        unnoticed_seconds: how long a failed node of the scenario goes on being sent requests.
     """
 
     requests: tuple[int, ...] = (25, 50, 100)
@@ -86,273 +89,467 @@ class Design:
     runs: int = 10
     seed: int = 0
     arrivals: str = "poisson"
+    unnoticed_seconds: float = 0.0
+
+    @property
+    def loads(self) -> list[Load]:
+        """Every number of requests at every rate."""
+        return [Load(n, rate, self.arrivals) for rate in self.rates for n in self.requests]
+
+    @property
+    def seeds(self) -> range:
+        """Of the runs."""
+        return range(self.seed, self.seed + self.runs)
 
 
-QUICK: Final = Design(requests=(25,), rates=(1.0,), runs=2)
+QUICK: Final = Design(requests=(25, 100), rates=(2.0,), runs=2)
 """For a first look, in under a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy under one number of requests and rate: means over runs of means over requests.
+    """A policy under one load.
 
     Attributes:
         policy: label.
-        requests: of a run.
-        rate: arrivals a second.
+        requests, rate: the load.
         runs: repetitions.
-        reward: DRLM's, as predicted when decided.
-        reward_std: over runs, as the other `_std`.
-        quality: score of the answers.
-        inference_seconds, waiting_seconds, end_to_end_seconds: of served requests.
-        end_to_end_p95_seconds: mean over runs of the 95th percentile.
-        decision_milliseconds: median over all requests, of this machine's clock.
-        energy_joules, cost_usd: per request.
-        utilisation: mean over nodes.
-        fallback_ratio: share of decisions that the policy left to another.
-        unserved: requests of all runs that never were.
-        model_shares: share of the requests by model; those below 0.005 are left out.
-        kind_shares: share by kind of node.
+        means: by the names in `METRICS`, over the runs.
+        deviations: likewise; sample standard deviations, 0 of a single run.
+        failed: requests of all runs that failed or were never served.
+        model_shares, group_shares, class_shares: share of the served requests by configuration,
+            group of nodes and device class; those of 0 are left out.
+        waiting_quantiles: seconds at `QUANTILES`, mean over the runs.
     """
 
     policy: str
     requests: int
     rate: float
     runs: int
-    reward: float
-    reward_std: float
-    quality: float
-    quality_std: float
-    inference_seconds: float
-    inference_seconds_std: float
-    waiting_seconds: float
-    waiting_seconds_std: float
-    end_to_end_seconds: float
-    end_to_end_seconds_std: float
-    end_to_end_p95_seconds: float
-    decision_milliseconds: float
-    energy_joules: float
-    cost_usd: float
-    utilisation: float
-    fallback_ratio: float
-    unserved: int
+    means: dict[str, float]
+    deviations: dict[str, float]
+    failed: int
     model_shares: dict[str, float]
-    kind_shares: dict[str, float]
+    group_shares: dict[str, float]
+    class_shares: dict[str, float]
+    waiting_quantiles: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A learned policy against another, in one quantity under one load."""
+
+    policy: str
+    against: str
+    requests: int
+    rate: float
+    metric: str
+    difference: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the paper reports, or a learned policy must do to have a reason, and what was found.
+
+    Attributes:
+        claim: in words.
+        wanted: bound on the relative change (`is_change`) or on the difference.
+        found, low, high: with its 95 % interval.
+        is_met: whether `found` keeps the bound.
+        is_certain: whether the whole interval does.
+    """
+
+    claim: str
+    policy: str
+    against: str
+    metric: str
+    requests: int
+    rate: float
+    is_change: bool
+    wanted: float
+    found: float
+    low: float
+    high: float
+    is_met: bool
+    is_certain: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Names:
-    """How models and kinds of nodes are called in the results."""
+class Setting:
+    """Where policies are compared, in a form that other processes can be told.
 
-    models: tuple[str, ...]
-    kinds: tuple[str, ...]
-
-
-def scenario_of(world: World) -> Scenario:
-    """The simulator's form of a fleet to train on; destinations node after node."""
-    layout = world.layout
-    node_of, model_of = np.nonzero(layout.deployed.T)
-    kind = layout.kind_of_node
-    return Scenario(
-        node_of=node_of,
-        model_of=model_of,
-        kind_of_node=kind,
-        node_keys=layout.node_keys,
-        model_keys=layout.model_keys,
-        parameters_billions=world.parameters_billions,
-        slots=world.slots[kind],
-        watts=world.watts[kind],
-        usd_per_second=world.usd_per_second[kind],
-        quality=world.quality,
-        correct=world.correct,
-        seconds=world.seconds,
-        noise=world.noise,
-    )
-
-
-def paper_scenario() -> Scenario:
-    """DRLM's cluster with the fifth of the queries that `edge-controller train` leaves out."""
-    return scenario_of(paper_world(0).split(0.2, 0)[1])
-
-
-def numbered_names(scenario: Scenario) -> Names:
-    """Models by size in billions and index, kinds by index."""
-    models = tuple(f"{size:g}b #{m}" for m, size in enumerate(scenario.parameters_billions))
-    return Names(models, tuple(f"kind {k}" for k in range(scenario.seconds.shape[2])))
-
-
-def paper_names() -> Names:
-    """The names of DRLM's Table I; a model is found by the key of its name."""
-    world = paper_world(0, 1)
-    known = {
-        name_key(name): name
-        for family in _FAMILIES
-        for size in dict.fromkeys(world.parameters_billions.tolist())
-        for bits in _BITS
-        for name in (f"{family}-{size:g}b-q{bits}",)
-    }
-    return Names(tuple(known[int(key)] for key in world.layout.model_keys), _KINDS)
-
-
-def compare(
-    scenario: Scenario,
-    contenders: Sequence[Contender],
-    design: Design,
-    names: Names | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> list[Row]:
-    """Every contender under every load; equal seeds give all the same arrivals and luck.
-
-    Raises:
-        WorkloadError: the trace cannot be replayed.
-        UnknownPolicy: a contender's policy does not exist.
+    Attributes:
+        scenario: name or path of the cluster.
+        inputs_file: as `save_inputs` wrote it; its held-out queries arrive.
+        artifacts: folder of learned policies; None: there are none.
     """
-    names = names or numbered_names(scenario)
-    warm_up(dict.fromkeys(contender.policy for contender in contenders))
-    rows = []
-    for rate in design.rates:
-        for requests in design.requests:
-            for contender in contenders:
-                policy = policy_named(contender.policy)
-                outcomes = [
-                    simulate(
-                        scenario,
-                        workload_of(
-                            arrival_times(design.arrivals, requests, rate, seed),
-                            scenario.queries,
-                            np.random.default_rng((seed, requests, 1)),
-                        ),
-                        policy,
-                        np.array(DRLM_WEIGHTS),
-                        seed=seed,
-                        window=contender.window,
-                    )
-                    for seed in range(design.seed, design.seed + design.runs)
-                ]
-                rows.append(summary(contender.label, requests, rate, outcomes, scenario, names))
-            progress(f"{requests} requests at {rate:g}/s: {len(contenders)} policies done")
-    return rows
+
+    scenario: str
+    inputs_file: Path
+    artifacts: Path | None
+
+    def open(self) -> tuple[ClusterDescription, SimulationInputs, Scenario]:
+        """The cluster, all inputs, and the scenario of the held-out ones.
+
+        Raises:
+            ScenarioError, InputsError: they cannot be read or do not fit each other.
+        """
+        cluster = read_scenario(self.scenario)
+        inputs = load_inputs(self.inputs_file)
+        return cluster, inputs, scenario_of(cluster, inputs.part(inputs.is_held_out))
 
 
-def arrival_times(kind: str, requests: int, rate: float, seed: int) -> np.ndarray:
-    """Arrival times of a run; `kind` as in `Design.arrivals`, float64[requests].
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """What came of it.
 
-    Raises:
-        WorkloadError: the trace cannot be replayed.
+    Attributes:
+        made_with: setting, design, seeds, versions, machine; plain values.
+        runs: figures by (label, requests, rate).
+        rows: in the order of loads, then contenders.
     """
-    rng = np.random.default_rng((seed, requests, 0))
-    if kind == "poisson":
-        return poisson(requests, rate, rng)
-    if kind == "bursts":
-        return bursts(requests, rate, rng)
-    return replay(Path(kind), requests, rate)
+
+    made_with: dict[str, Any]
+    runs: dict[tuple[str, int, float], list[RunFigures]]
+    rows: list[Row]
+    comparisons: list[Comparison]
+    targets: list[Target]
 
 
-def summary(
-    label: str,
-    requests: int,
-    rate: float,
-    outcomes: Sequence[Outcome],
-    scenario: Scenario,
-    names: Names,
-) -> Row:
-    """The row of a policy from its runs; NaN where a run served nothing."""
-
-    def over_runs(values: Callable[[Outcome], np.ndarray]) -> tuple[float, float]:
-        means = [
-            float(values(outcome)[outcome.served].mean()) if outcome.served.any() else np.nan
-            for outcome in outcomes
-        ]
-        return float(np.mean(means)), float(np.std(means))
-
-    reward, reward_std = over_runs(lambda o: o.reward)
-    quality, quality_std = over_runs(lambda o: o.correct)
-    inference, inference_std = over_runs(lambda o: o.inference_seconds)
-    waiting, waiting_std = over_runs(lambda o: o.waiting_seconds)
-    whole, whole_std = over_runs(lambda o: o.end_to_end_seconds)
-    tails = [
-        float(np.quantile(o.end_to_end_seconds[o.served], 0.95)) if o.served.any() else np.nan
-        for o in outcomes
-    ]
-    total = requests * len(outcomes)
-    sent = np.concatenate([o.destination[o.served] for o in outcomes])
-    model_count = np.bincount(scenario.model_of[sent], minlength=len(names.models))
-    kind_count = np.bincount(
-        scenario.kind_of_node[scenario.node_of[sent]], minlength=len(names.kinds)
-    )
-    return Row(
-        policy=label,
-        requests=requests,
-        rate=rate,
-        runs=len(outcomes),
-        reward=reward,
-        reward_std=reward_std,
-        quality=quality,
-        quality_std=quality_std,
-        inference_seconds=inference,
-        inference_seconds_std=inference_std,
-        waiting_seconds=waiting,
-        waiting_seconds_std=waiting_std,
-        end_to_end_seconds=whole,
-        end_to_end_seconds_std=whole_std,
-        end_to_end_p95_seconds=float(np.mean(tails)),
-        decision_milliseconds=float(
-            np.median(np.concatenate([o.decision_seconds for o in outcomes])) * 1e3
-        ),
-        energy_joules=sum(o.energy_joules for o in outcomes) / total,
-        cost_usd=sum(o.cost_usd for o in outcomes) / total,
-        utilisation=float(np.mean([o.utilisation.mean() for o in outcomes])),
-        fallback_ratio=sum(o.fallbacks for o in outcomes) / sum(o.decisions for o in outcomes),
-        unserved=int(sum((~o.served).sum() for o in outcomes)),
-        model_shares={
-            name: round(count / total, 4)
-            for name, count in zip(names.models, model_count.tolist(), strict=True)
-            if count / total >= 0.005
-        },
-        kind_shares={
-            name: round(count / total, 4)
-            for name, count in zip(names.kinds, kind_count.tolist(), strict=True)
-            if count
-        },
-    )
-
-
-def trained_contenders() -> tuple[Contender, ...]:
-    """The learned policies that the artifacts in use hold."""
+def trained(contenders: Sequence[Contender], artifacts: Path | None) -> tuple[Contender, ...]:
+    """The contenders without those learned policies that the folder does not hold."""
+    use_artifacts(str(artifacts) if artifacts else "")
     found = []
-    for contender in LEARNED:
-        policy = policy_named(contender.policy)
-        if isinstance(policy, LearnedPolicy) and policy.is_trained:
+    for contender in contenders:
+        policy = policy_named(contender.policy) if contender.policy in LEARNED else None
+        if not isinstance(policy, LearnedPolicy) or policy.is_trained:
             found.append(contender)
     return tuple(found)
 
 
-def provenance(design: Design, contenders: Sequence[Contender], seconds: float) -> dict[str, Any]:
-    """What the results were made with; plain values."""
+def run_experiment(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    design: Design,
+    kept: Path | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Results:
+    """Every contender under every load.
+
+    Args:
+        setting: where.
+        contenders: who; learned policies must be in the setting's artifacts.
+        design: under which loads.
+        kept: folder of finished parts, which are not run again if nothing that matters has
+            changed; None keeps none.
+        jobs: processes, at least 1; 1 runs in this one.
+        progress: called after each part with how many are done, of how many, and which it was.
+
+    Raises:
+        ExperimentError: a process died.
+        WorkloadError: the trace cannot be replayed.
+        ScenarioError, InputsError: the setting cannot be opened.
+        OSError: a part cannot be kept.
+    """
+    started = time.perf_counter()
+    cluster, inputs, _ = setting.open()
+    digest = inputs_digest(inputs)
+    units = [(contender, load) for load in design.loads for contender in contenders]
+    keys = [_key(setting, digest, cluster, unit, design) for unit in units]
+    found: dict[int, list[RunFigures]] = {}
+    for at, key in enumerate(keys):
+        before = _kept_part(kept, key)
+        if before is not None:
+            found[at] = before
+    for done, at in enumerate(sorted(found), 1):
+        progress(done, len(units), f"{units[at][0].label}: kept")
+    left = [at for at in range(len(units)) if at not in found]
+    for at, figures in _run_units(setting, [units[at] for at in left], left, design, jobs):
+        found[at] = figures
+        if kept is not None:
+            _keep(kept, keys[at], figures)
+        contender, load = units[at]
+        what = f"{contender.label}, {load.requests} requests at {load.rate:g}/s"
+        progress(len(found), len(units), what)
+    runs = {(c.label, load.requests, load.rate): found[at] for at, (c, load) in enumerate(units)}
+    rows = [
+        _row(cluster, contender.label, load, runs[contender.label, load.requests, load.rate])
+        for contender, load in units
+    ]
+    comparisons = compared(runs, contenders, design)
+    return Results(
+        _made_with(setting, contenders, design, cluster, inputs, digest, started),
+        runs,
+        rows,
+        comparisons,
+        targets_of(comparisons),
+    )
+
+
+# -- running --------------------------------------------------------------------------------------
+
+_Unit = tuple[Contender, Load]
+
+# Of a worker process, which serves one experiment.
+_opened: list[tuple[ClusterDescription, Scenario]] = []
+
+
+def _prepare(setting: Setting) -> None:
+    cluster, _, scenario = setting.open()
+    use_artifacts(str(setting.artifacts) if setting.artifacts else "")
+    _opened[:] = [(cluster, scenario)]
+
+
+def _run_unit(contender: Contender, load: Load, design: Design) -> list[RunFigures]:
+    cluster, scenario = _opened[0]
+    warm_up([contender.policy])
+    outages = tuple(outages_of(cluster.events, design.unnoticed_seconds))
+    return run_all(scenario, contender, load, design.seeds, outages)
+
+
+def _run_units(
+    setting: Setting, units: Sequence[_Unit], names: Sequence[int], design: Design, jobs: int
+) -> Iterator[tuple[int, list[RunFigures]]]:
+    if jobs <= 1 or len(units) <= 1:
+        _prepare(setting)
+        for at, (contender, load) in zip(names, units, strict=True):
+            yield at, _run_unit(contender, load, design)
+        return
+    # Not forked: threads of compiled code would not survive it.
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(setting,)
+    )
+    try:
+        waiting: dict[Future[list[RunFigures]], int] = {
+            pool.submit(_run_unit, contender, load, design): at
+            for at, (contender, load) in zip(names, units, strict=True)
+        }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+    except BrokenProcessPool as error:
+        raise ExperimentError(
+            "a worker process died, perhaps for want of memory; run again with --jobs 1, finished "
+            "parts are kept"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _key(
+    setting: Setting, digest: str, cluster: ClusterDescription, unit: _Unit, design: Design
+) -> str:
+    """Stands for everything that a part's figures depend on, but the machine."""
+    contender, load = unit
+    weights = ""
+    if contender.policy in LEARNED and setting.artifacts is not None:
+        file = setting.artifacts / contender.policy / "weights.npz"
+        weights = hashlib.sha256(file.read_bytes()).hexdigest()
+    said = (
+        SCHEMA,
+        __version__,
+        digest,
+        repr(cluster.devices),
+        repr(cluster.groups),
+        repr(cluster.events),
+        asdict(contender),
+        asdict(load),
+        [design.seed, design.runs, design.unnoticed_seconds],
+        weights,
+    )
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _kept_part(folder: Path | None, key: str) -> list[RunFigures] | None:
+    if folder is None:
+        return None
+    try:
+        rows = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+        return [RunFigures(**row) for row in rows]
+    except (OSError, ValueError, TypeError):
+        return None  # absent, torn or of another version: run again
+
+
+def _keep(folder: Path, key: str, figures: Sequence[RunFigures]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{key}.partial"
+    partial.write_text(json.dumps([asdict(each) for each in figures]), encoding="utf-8")
+    os.replace(partial, folder / f"{key}.json")
+
+
+# -- summing up -----------------------------------------------------------------------------------
+
+
+def _row(cluster: ClusterDescription, label: str, load: Load, figures: Sequence[RunFigures]) -> Row:
+    table = {name: np.array([getattr(run, name) for run in figures]) for name in METRICS}
+    groups = [group.name for group in cluster.groups]
+    classes = [cluster.devices[group.device].kind for group in cluster.groups]
+    by_group = np.sum([run.kind_counts for run in figures], axis=0)
+    by_class: dict[str, float] = {}
+    for name, share in zip(classes, by_group, strict=True):
+        by_class[name] = by_class.get(name, 0.0) + float(share)
+    return Row(
+        policy=label,
+        requests=load.requests,
+        rate=load.rate,
+        runs=len(figures),
+        means={name: float(values.mean()) for name, values in table.items()},
+        deviations={
+            name: float(values.std(ddof=1)) if values.size > 1 else 0.0
+            for name, values in table.items()
+        },
+        failed=sum(load.requests - round(run.served_ratio * load.requests) for run in figures),
+        model_shares=_shares(
+            [model.name for model in cluster.configurations],
+            np.sum([run.model_counts for run in figures], axis=0),
+        ),
+        group_shares=_shares(groups, by_group),
+        class_shares=_shares(list(by_class), np.array(list(by_class.values()))),
+        waiting_quantiles=np.mean([run.waiting_quantiles for run in figures], axis=0).tolist(),
+    )
+
+
+def _shares(names: Sequence[str], counts: np.ndarray) -> dict[str, float]:
+    total = max(float(counts.sum()), 1.0)
+    return {
+        name: round(float(count) / total, 5)
+        for name, count in zip(names, counts, strict=True)
+        if count > 0
+    }
+
+
+def compared(
+    runs: dict[tuple[str, int, float], list[RunFigures]],
+    contenders: Sequence[Contender],
+    design: Design,
+) -> list[Comparison]:
+    """Each learned contender against every other, under every load, in every compared quantity."""
+    found = []
+    for load in design.loads:
+        for ours in (each for each in contenders if each.policy in LEARNED):
+            for theirs in contenders:
+                if theirs.label == ours.label:
+                    continue
+                pair = [runs[each.label, load.requests, load.rate] for each in (ours, theirs)]
+                for metric in COMPARED:
+                    values = [np.array([getattr(r, metric) for r in side]) for side in pair]
+                    difference = paired_difference(values[0], values[1])
+                    found.append(
+                        Comparison(
+                            ours.label,
+                            theirs.label,
+                            load.requests,
+                            load.rate,
+                            metric,
+                            difference,
+                        )
+                    )
+    return found
+
+
+_CLAIMS: Final = (
+    # claim, against, metric, rates, is a relative change, wanted
+    ("waiting at least 52 % lower", "optllm", "waiting_seconds", (2.0,), True, -0.52),
+    ("waiting at least 62 % lower", "routellm", "waiting_seconds", (2.0,), True, -0.62),
+    ("inference at least 19.2 % lower", "optllm", "inference_seconds", (2.0,), True, -0.192),
+    ("inference at least 38 % lower", "routellm", "inference_seconds", (2.0,), True, -0.38),
+    ("accuracy at most 8 % lower", "optllm", "quality", (2.0,), True, -0.08),
+    ("accuracy at most 8 % lower", "routellm", "quality", (2.0,), True, -0.08),
+    ("accuracy at most 8 % lower", "high-accuracy", "quality", (2.0,), True, -0.08),
+    ("better reward", "greedy-reward", "reward", (1.0, 2.0), False, 0.0),
+    ("shorter waits", "greedy-reward", "waiting_seconds", (1.0, 2.0), True, 0.0),
+)
+_HIGHER_IS_BETTER: Final = frozenset({"quality", "reward"})
+
+
+def targets_of(comparisons: Sequence[Comparison], requests: int = 100) -> list[Target]:
+    """The paper's figures at 100 requests, and what a learned policy must do better than greedy."""
+    found = []
+    for claim, against, metric, rates, is_change, wanted in _CLAIMS:
+        for each in comparisons:
+            if (each.against, each.metric, each.requests) != (against, metric, requests):
+                continue
+            if each.rate not in rates:
+                continue
+            d = each.difference
+            value, low, high = (
+                (d.change, d.change_low, d.change_high) if is_change else (d.mean, d.low, d.high)
+            )
+            if metric in _HIGHER_IS_BETTER:
+                is_met, is_certain = value >= wanted, low >= wanted
+            else:
+                is_met, is_certain = value <= wanted, high <= wanted
+            found.append(
+                Target(
+                    claim,
+                    each.policy,
+                    against,
+                    metric,
+                    requests,
+                    each.rate,
+                    is_change,
+                    wanted,
+                    value,
+                    low,
+                    high,
+                    is_met,
+                    is_certain and not math.isnan(low),
+                )
+            )
+    return found
+
+
+def _made_with(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    design: Design,
+    cluster: ClusterDescription,
+    inputs: SimulationInputs,
+    digest: str,
+    started: float,
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "versions": {
             "pointsman": __version__,
             "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": metadata.version("numba"),
+            **{name: metadata.version(name) for name in ("numpy", "numba")},
         },
-        "machine": {"system": platform.system(), "architecture": platform.machine()},
-        "scenario": "paper_world(0), held-out fifth of the queries",
-        "requests": list(design.requests),
-        "rates": list(design.rates),
-        "seeds": list(range(design.seed, design.seed + design.runs)),
-        "arrivals": Path(design.arrivals).name,
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+        "setting": {
+            "scenario": cluster.name,
+            "nodes": int(cluster.group_of_node.size),
+            "configurations": len(cluster.models),
+            "pairs_with_classes": len(inputs.pairs),
+            "destinations": int(cluster.destinations[0].size),
+            "inputs": inputs.source,
+            "inputs_sha256": digest,
+            "queries": inputs.queries,
+            "held_out_queries": int(inputs.is_held_out.sum()),
+        },
+        "design": {
+            **asdict(design),
+            "arrivals": Path(design.arrivals).name,
+            "seeds": list(design.seeds),
+        },
         "weights": list(DRLM_WEIGHTS),
         "max_evaluations": DEFAULT_BUDGET.max_evaluations,
-        "contenders": [
-            {
-                "label": c.label,
-                "policy": c.policy,
-                "window_seconds": c.window.seconds,
-                "window_most": c.window.most,
-            }
-            for c in contenders
-        ],
-        "wall_seconds": round(seconds, 2),
+        "contenders": [asdict(contender) for contender in contenders],
+        "policies": {
+            contender.policy: _provenance(setting.artifacts / contender.policy)
+            for contender in contenders
+            if contender.policy in LEARNED and setting.artifacts is not None
+        },
+        "wall_seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def _provenance(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(read_artifact(folder).provenance)
+    except PolicyArtifactError as error:
+        return {"error": str(error)}

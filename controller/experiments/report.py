@@ -1,49 +1,54 @@
-"""Files of an experiment: JSON, CSV, a Markdown table, figures."""
+"""Files of an experiment: JSON, CSV, Markdown tables."""
 
 import csv
 import io
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
 
-from controller.experiments.drlm import Row
+from controller.experiments.drlm import COMPARED, METRICS, Comparison, Results, Row, Target
 
-_SHARES: Final = ("model_shares", "kind_shares")
-_PANELS: Final = (
-    ("quality", "quality"),
-    ("inference_seconds", "inference, s"),
-    ("waiting_seconds", "waiting, s"),
-    ("end_to_end_seconds", "end to end, s"),
-    ("reward", "reward"),
-    ("decision_milliseconds", "decision, ms"),
-)
-
-
-class FiguresMissing(RuntimeError):
-    """Figures cannot be drawn; the text says what to install."""
+_UNITS = {
+    "reward": "reward",
+    "quality": "quality",
+    "inference_seconds": "inference s",
+    "waiting_seconds": "waiting s",
+    "end_to_end_seconds": "end to end s",
+    "end_to_end_p95_seconds": "end to end p95 s",
+    "decision_milliseconds": "decision ms",
+}
 
 
-def write_report(rows: Sequence[Row], made_with: dict[str, Any], folder: Path) -> list[Path]:
-    """Write results.json, table.csv, table.md and figures; the files written.
+def write_report(results: Results, folder: Path) -> list[Path]:
+    """Write results.json, tables as CSV and Markdown; the files written.
 
     Args:
-        rows: at least one.
-        made_with: what `provenance` gives.
+        results: with at least one row.
         folder: made if absent; files there of the same names are replaced.
 
     Raises:
-        FiguresMissing: Matplotlib is not installed; the other files are written.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    results = {**made_with, "rows": [asdict(row) for row in rows]}
+    whole = {
+        **results.made_with,
+        "rows": [asdict(row) for row in results.rows],
+        "targets": [asdict(target) for target in results.targets],
+        "comparisons": [asdict(comparison) for comparison in results.comparisons],
+        "runs": [
+            {"policy": label, "requests": requests, "rate": rate, **asdict(run)}
+            for (label, requests, rate), runs in results.runs.items()
+            for run in runs
+        ],
+    }
     texts = {
-        "results.json": json.dumps(results, indent=1) + "\n",
-        "table.csv": _csv(rows),
-        "table.md": markdown(rows),
+        # NaN is no JSON: what was not served has no figures.
+        "results.json": json.dumps(_without_nan(whole), indent=1, allow_nan=False) + "\n",
+        "table.csv": rows_csv(results.rows),
+        "comparisons.csv": comparisons_csv(results.comparisons),
+        "tables.md": tables(results),
     }
     written = []
     for name, text in texts.items():
@@ -51,10 +56,39 @@ def write_report(rows: Sequence[Row], made_with: dict[str, Any], folder: Path) -
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, folder / name)
         written.append(folder / name)
-    return [*written, *_figures(rows, folder)]
+    return written
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def tables(results: Results) -> str:
+    """Markdown: a table for each load, then targets, then differences under the heaviest load."""
+    made = results.made_with
+    setting, design = made["setting"], made["design"]
+    lines = [
+        f"Scenario {setting['scenario']}: {setting['nodes']} nodes, "
+        f"{setting['configurations']} configurations, {setting['destinations']} destinations. "
+        f"Inputs: {setting['inputs']}; {setting['held_out_queries']} held-out queries. "
+        f"{design['runs']} runs, {design['arrivals']} arrivals, seeds from {design['seed']}. "
+        f"Mean ± standard deviation over the runs.",
+        "",
+        loads(results.rows),
+    ]
+    if results.targets:
+        lines += ["## Claims", "", claims(results.targets), ""]
+    heaviest = max(((row.rate, row.requests) for row in results.rows), default=(0.0, 0))
+    differences = [each for each in results.comparisons if (each.rate, each.requests) == heaviest]
+    if differences:
+        lines += [
+            "## Differences over paired runs, {1} requests at {0:g} a second".format(*heaviest),
+            "",
+            "Change of the mean, with the 95 % interval by resampling the runs; a difference for "
+            "the reward.",
+            "",
+            _differences(differences),
+        ]
+    return "\n".join(lines)
+
+
+def loads(rows: Sequence[Row]) -> str:
     """A table for each load, policies in the order of the rows."""
     lines = []
     for rate, requests in dict.fromkeys((row.rate, row.requests) for row in rows):
@@ -63,98 +97,100 @@ def markdown(rows: Sequence[Row]) -> str:
             f"## {requests} requests, {rate:g} a second, {chosen[0].runs} runs",
             "",
             "| policy | reward | quality | inference s | waiting s | end to end s | p95 s "
-            "| decision ms | energy J | most used |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| over 100 s | decision ms | energy J | most used |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         ]
         for row in chosen:
             most = sorted(row.model_shares.items(), key=lambda item: -item[1])[:2]
             used = ", ".join(f"{name} {100 * share:.0f} %" for name, share in most)
+            m, d = row.means, row.deviations
             lines.append(
-                f"| {row.policy} | {row.reward:.3f} ± {row.reward_std:.3f} "
-                f"| {row.quality:.3f} ± {row.quality_std:.3f} "
-                f"| {row.inference_seconds:.2f} ± {row.inference_seconds_std:.2f} "
-                f"| {row.waiting_seconds:.2f} ± {row.waiting_seconds_std:.2f} "
-                f"| {row.end_to_end_seconds:.2f} ± {row.end_to_end_seconds_std:.2f} "
-                f"| {row.end_to_end_p95_seconds:.2f} | {row.decision_milliseconds:.2f} "
-                f"| {row.energy_joules:.0f} | {used} |"
+                f"| {row.policy} | {m['reward']:.3f} ± {d['reward']:.3f} "
+                f"| {m['quality']:.3f} ± {d['quality']:.3f} "
+                f"| {m['inference_seconds']:.2f} ± {d['inference_seconds']:.2f} "
+                f"| {m['waiting_seconds']:.2f} ± {d['waiting_seconds']:.2f} "
+                f"| {m['end_to_end_seconds']:.2f} ± {d['end_to_end_seconds']:.2f} "
+                f"| {m['end_to_end_p95_seconds']:.1f} | {100 * m['long_wait_ratio']:.0f} % "
+                f"| {m['decision_milliseconds']:.2f} | {m['energy_joules']:.0f} | {used} |"
             )
         lines.append("")
     return "\n".join(lines)
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def claims(targets: Sequence[Target]) -> str:
+    """A table of what was to be shown and what was found."""
+    lines = [
+        "| policy | against | rate | claim | found | 95 % interval | met |",
+        "| --- | --- | ---: | --- | ---: | --- | --- |",
+    ]
+    for each in targets:
+        found, low, high = (
+            (f"{100 * value:+.1f} %" if each.is_change else f"{value:+.4f}")
+            for value in (each.found, each.low, each.high)
+        )
+        met = "yes" if each.is_certain else "on average" if each.is_met else "no"
+        lines.append(
+            f"| {each.policy} | {each.against} | {each.rate:g} | {each.claim} | {found} "
+            f"| {low} to {high} | {met} |"
+        )
+    return "\n".join(lines)
+
+
+def _differences(comparisons: Sequence[Comparison]) -> str:
+    lines = [
+        "| policy | against | " + " | ".join(_UNITS[name] for name in COMPARED) + " |",
+        "| --- | --- |" + " ---: |" * len(COMPARED),
+    ]
+    for pair in dict.fromkeys((each.policy, each.against) for each in comparisons):
+        cells = []
+        for name in COMPARED:
+            (d,) = (
+                each.difference
+                for each in comparisons
+                if (each.policy, each.against, each.metric) == (*pair, name)
+            )
+            if name == "reward":
+                cells.append(f"{d.mean:+.4f} ({d.low:+.4f} to {d.high:+.4f})")
+            else:
+                cells.append(
+                    f"{100 * d.change:+.0f} % ({100 * d.change_low:+.0f} to "
+                    f"{100 * d.change_high:+.0f})"
+                )
+        lines.append(f"| {pair[0]} | {pair[1]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rows_csv(rows: Sequence[Row]) -> str:
+    """A line for each row: means, deviations (`_sd`), shares as JSON."""
     target = io.StringIO()
-    names = [part.name for part in fields(Row)]
-    writer = csv.DictWriter(target, names, lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(target, lineterminator="\n")
+    shares = ("model_shares", "group_shares", "class_shares")
+    columns = [name for metric in METRICS for name in (metric, f"{metric}_sd")]
+    writer.writerow(["policy", "requests", "rate", "runs", *columns, "failed", *shares])
     for row in rows:
-        values = asdict(row)
-        for name in _SHARES:
-            values[name] = json.dumps(values[name])
-        writer.writerow(values)
+        values = [v for metric in METRICS for v in (row.means[metric], row.deviations[metric])]
+        said = [json.dumps(getattr(row, name)) for name in shares]
+        writer.writerow([row.policy, row.requests, row.rate, row.runs, *values, row.failed, *said])
     return target.getvalue()
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    try:
-        from matplotlib import colormaps
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise FiguresMissing(
-            "figures need Matplotlib; install the extra `train` and run again"
-        ) from error
-    labels = list(dict.fromkeys(row.policy for row in rows))
-    written = []
-    for rate in dict.fromkeys(row.rate for row in rows):
-        figure = Figure(figsize=(11.0, 6.0), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(2, 3).ravel()
-        for axis, (name, title) in zip(axes, _PANELS, strict=True):
-            for label in labels:
-                line = [row for row in rows if row.rate == rate and row.policy == label]
-                axis.plot(
-                    [row.requests for row in line],
-                    [getattr(row, name) for row in line],
-                    marker="o",
-                    label=label,
-                )
-            axis.set_title(title)
-            axis.set_xlabel("requests")
-            if name == "decision_milliseconds":
-                axis.set_yscale("log")
-        figure.suptitle(f"{rate:g} arrivals a second")
-        handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=6)
-        path = folder / f"load-{rate:g}.png"
-        figure.savefig(path, dpi=110)
-        written.append(path)
-    heaviest = [row for row in rows if (row.rate, row.requests) == _heaviest(rows)]
-    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    below = [0.0] * len(heaviest)
-    used = list(dict.fromkeys(name for row in heaviest for name in row.model_shares))
-    # More models than the usual colours; neighbours far apart on the scale.
-    colours = colormaps["turbo"].resampled(len(used) + 1)
-    for index, name in enumerate(used):
-        shares = [row.model_shares.get(name, 0.0) for row in heaviest]
-        axis.barh(
-            [row.policy for row in heaviest],
-            shares,
-            left=below,
-            label=name,
-            color=colours(index * 7 % (len(used) + 1)),
-        )
-        below = [left + share for left, share in zip(below, shares, strict=True)]
-    axis.invert_yaxis()
-    axis.set_xlabel("share of requests")
-    axis.set_title("models, {1} requests at {0:g} a second".format(*_heaviest(rows)))
-    figure.legend(loc="outside right upper", fontsize="small")
-    path = folder / "assignment-shares.png"
-    figure.savefig(path, dpi=110)
-    return [*written, path]
+def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
+    """A line for each pair of policies, load and quantity."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    parts = ("mean", "low", "high", "change", "change_low", "change_high")
+    writer.writerow(["policy", "against", "requests", "rate", "metric", *parts])
+    for each in comparisons:
+        values = [getattr(each.difference, name) for name in parts]
+        writer.writerow([each.policy, each.against, each.requests, each.rate, each.metric, *values])
+    return target.getvalue()
 
 
-def _heaviest(rows: Sequence[Row]) -> tuple[float, int]:
-    return max((row.rate, row.requests) for row in rows)
+def _without_nan(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value

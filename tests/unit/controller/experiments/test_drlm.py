@@ -1,104 +1,266 @@
-"""The comparison on a small fleet, and its files."""
+"""The comparison on DRLM's cluster with few requests, its files, and its command."""
 
 import csv
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
-from controller.experiments.drlm import (
-    BASELINES,
+from controller.experiments import learning
+from controller.experiments.contenders import (
+    ALL,
+    GREEDY,
+    PAPER,
     SEARCHING,
-    Design,
-    arrival_times,
-    compare,
-    paper_names,
-    paper_scenario,
-    provenance,
-    scenario_of,
+    SPREAD,
+    Contender,
+    SpreadPolicy,
+    policy_of,
 )
+from controller.experiments.drlm import (
+    COMPARED,
+    METRICS,
+    Comparison,
+    Design,
+    Results,
+    Setting,
+    run_experiment,
+    targets_of,
+    trained,
+)
+from controller.experiments.figures import draw_figures
 from controller.experiments.report import write_report
-from controller.training.worlds import strange_world
+from controller.experiments.runs import Load, arrival_times
+from controller.experiments.statistics import Difference
+from controller.routing.policies import policy_named
+from controller.routing.policy import Budget
+from controller.simulator.inputs import save_inputs, scenario_of, synthetic_inputs
+from controller.simulator.problems import ProblemSource
+from controller.simulator.scenario_file import read_scenario
 
 SMALL = Design(requests=(6, 12), rates=(1.0,), runs=2)
 
 
-def without_clock(row: Any) -> dict[str, Any]:
-    values = asdict(row)
-    del values["decision_milliseconds"]
-    return values
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    path = tmp_path_factory.mktemp("inputs") / "inputs.npz"
+    save_inputs(synthetic_inputs(read_scenario("drlm"), 0, 90), path)
+    return Setting("drlm", path, None)
 
 
-def test_every_policy_serves_everything_the_same_twice() -> None:
-    scenario = scenario_of(strange_world(3, queries=40))
-    contenders = (*BASELINES, *SEARCHING)
-    first = compare(scenario, contenders, SMALL)
-    second = compare(scenario, contenders, SMALL)
-    assert [without_clock(row) for row in first] == [without_clock(row) for row in second]
-    assert [row.policy for row in first] == [c.label for c in contenders] * 2
-    for row in first:
-        assert row.unserved == 0
-        assert abs(sum(row.kind_shares.values()) - 1.0) < 1e-3
-        assert row.end_to_end_seconds >= row.inference_seconds
-        assert -0.3 <= row.reward <= 0.8
-    best = {row.policy: row for row in first if row.requests == 12}
-    # By what they look at alone: the one takes the best answers, the other the least service.
-    assert best["fastest"].inference_seconds < best["random"].inference_seconds
-    assert best["greedy-reward"].reward > best["random"].reward
+def without_clock(results: Results) -> list[dict[str, Any]]:
+    rows = [asdict(row) for row in results.rows]
+    for row in rows:
+        del row["means"]["decision_milliseconds"], row["deviations"]["decision_milliseconds"]
+    return rows
+
+
+def test_every_policy_serves_everything_the_same_twice(setting: Setting) -> None:
+    contenders = (*PAPER, GREEDY, *SPREAD, *SEARCHING)
+    first = run_experiment(setting, contenders, SMALL)
+    second = run_experiment(setting, contenders, SMALL)
+    assert without_clock(first) == without_clock(second)
+    assert [row.policy for row in first.rows] == [c.label for c in contenders] * 2
+    for row in first.rows:
+        assert row.failed == 0
+        assert set(row.means) == set(METRICS) == set(row.deviations)
+        for shares in (row.model_shares, row.group_shares, row.class_shares):
+            assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
+        assert row.means["end_to_end_seconds"] == pytest.approx(
+            row.means["inference_seconds"] + row.means["waiting_seconds"]
+        )
+        assert -0.3 <= row.means["reward"] <= 0.8
+        assert row.waiting_quantiles == sorted(row.waiting_quantiles)
+    best = {row.policy: row.means for row in first.rows if row.requests == 12}
+    # By what they look at alone: the one takes the least service, the other the best reward.
+    assert best["fastest"]["inference_seconds"] < best["random"]["inference_seconds"]
+    assert best["greedy-reward"]["reward"] > best["random"]["reward"]
+    # The same model where it is ready sooner.
+    spread, crowded = best["high-accuracy (spread)"], best["high-accuracy"]
+    assert spread["quality"] == crowded["quality"]
+    assert spread["waiting_seconds"] < crowded["waiting_seconds"]
+
+
+def test_finished_parts_are_kept_and_others_run(setting: Setting, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def listen(done: int, total: int, what: str) -> None:
+        said.append(what)
+
+    first = run_experiment(setting, PAPER[:1], SMALL, tmp_path)
+    again = run_experiment(setting, PAPER[:2], SMALL, tmp_path, progress=listen)
+    assert [what for what in said if what.endswith("kept")] == ["random: kept"] * 2
+    assert len(said) == 4
+    assert [row for row in again.rows if row.policy == "random"] == first.rows  # clock and all
+    said.clear()
+    torn = next(tmp_path.glob("*.json"))
+    torn.write_text("[")
+    run_experiment(setting, PAPER[:2], SMALL, tmp_path, progress=listen)
+    assert sum(what.endswith("kept") for what in said) == 3
+    said.clear()
+    run_experiment(setting, PAPER[:2], replace(SMALL, seed=5), tmp_path, progress=listen)
+    assert not any(what.endswith("kept") for what in said)
+
+
+def test_several_processes_find_the_same(setting: Setting) -> None:
+    design = Design(requests=(4,), rates=(1.0,), runs=1)
+    alone = run_experiment(setting, PAPER[:3], design)
+    together = run_experiment(setting, PAPER[:3], design, jobs=2)
+    assert without_clock(alone) == without_clock(together)
 
 
 def test_arrivals_are_the_same_for_every_policy_and_differ_by_seed() -> None:
-    np.testing.assert_array_equal(
-        arrival_times("bursts", 9, 1.0, 3), arrival_times("bursts", 9, 1.0, 3)
-    )
-    assert (arrival_times("poisson", 9, 1.0, 3) != arrival_times("poisson", 9, 1.0, 4)).all()
+    load = Load(9, 1.0, "bursts")
+    np.testing.assert_array_equal(arrival_times(load, 3), arrival_times(load, 3))
+    assert (arrival_times(Load(9, 1.0), 3) != arrival_times(Load(9, 1.0), 4)).all()
 
 
-def test_the_papers_cluster_has_its_nodes_and_names() -> None:
-    scenario, names = paper_scenario(), paper_names()
-    assert scenario.nodes == 64
-    assert len(names.models) == scenario.parameters_billions.size == 23
-    assert names.models[0] == "gpt-oss-20b-q4"
-    assert len(names.kinds) == scenario.seconds.shape[2] == 5
+def test_spreading_keeps_the_model_and_takes_the_node_that_is_ready_first() -> None:
+    cluster = read_scenario("drlm")
+    scenario = scenario_of(cluster, synthetic_inputs(cluster, 0, 30))
+    source = ProblemSource(scenario, np.array([0.7, 0.0, 0.0, 0.3]))
+    waits = np.random.default_rng(0).exponential(20.0, scenario.nodes)
+    problem = source.problem([0, 1, 2], waits, np.ones(scenario.nodes, dtype=np.bool_))
+    rng = np.random.default_rng(0)
+    plain = policy_named("high-accuracy").decide(problem, rng, Budget()).assignment
+    spread = SpreadPolicy(policy_named("high-accuracy")).decide(problem, rng, Budget()).assignment
+    np.testing.assert_array_equal(scenario.model_of[plain], scenario.model_of[spread])
+    hosts = np.flatnonzero(scenario.model_of == scenario.model_of[plain[0]])
+    ready = problem.latency_seconds[0, hosts] + waits[scenario.node_of[hosts]]
+    assert spread[0] == hosts[np.argmin(ready)]
 
 
-def test_the_report_holds_every_row(tmp_path: Path) -> None:
-    scenario = scenario_of(strange_world(3, queries=40))
-    rows = compare(scenario, BASELINES[:2], SMALL)
-    written = write_report(rows, provenance(SMALL, BASELINES[:2], 1.0), tmp_path / "new")
+def test_contenders_have_labels_of_their_own() -> None:
+    assert len({contender.label for contender in ALL}) == len(ALL)
+    assert policy_of(Contender("x", "optllm", is_spread=True)).name == "optllm (spread)"
+
+
+def test_policies_without_artifacts_are_left_out(tmp_path: Path) -> None:
+    left = trained(ALL, tmp_path)
+    assert [c.label for c in ALL if c not in left] == ["ppo", "ppo-set"]
+    assert trained(PAPER, None) == PAPER
+
+
+def difference(change: float, low: float, high: float) -> Difference:
+    return Difference(change, low, high, change, low, high)
+
+
+def test_claims_are_met_on_average_or_for_certain() -> None:
+    def one(metric: str, against: str, found: Difference) -> Any:
+        comparison = Comparison("ppo", against, 100, 2.0, metric, found)
+        (target,) = targets_of([comparison])
+        return target.is_met, target.is_certain
+
+    wait = "waiting_seconds"
+    assert one(wait, "optllm", difference(-0.7, -0.8, -0.6)) == (True, True)
+    assert one(wait, "optllm", difference(-0.6, -0.8, -0.4)) == (True, False)
+    assert one(wait, "optllm", difference(-0.5, -0.9, -0.1)) == (False, False)
+    assert one("quality", "routellm", difference(-0.05, -0.07, -0.03)) == (True, True)
+    assert one("quality", "routellm", difference(-0.09, -0.2, 0.0)) == (False, False)
+    assert one("reward", "greedy-reward", difference(0.01, -0.01, 0.03)) == (True, False)
+    assert targets_of([Comparison("ppo", "optllm", 50, 2.0, wait, difference(0, 0, 0))]) == []
+
+
+def test_the_report_holds_every_row_and_the_figures_are_drawn(
+    setting: Setting, tmp_path: Path
+) -> None:
+    results = run_experiment(setting, PAPER[:2], SMALL)
+    (tmp_path / "curve-ppo.csv").write_text("episodes,reward,value_loss\n16,0.1,3\n32,0.2,1\n")
+    out = tmp_path / "new"
+    written = write_report(results, out)
     assert {path.name for path in written} == {
         "results.json",
         "table.csv",
-        "table.md",
-        "load-1.png",
-        "assignment-shares.png",
+        "comparisons.csv",
+        "tables.md",
     }
-    results = json.loads((tmp_path / "new" / "results.json").read_text())
-    assert results["seeds"] == [0, 1]
-    assert results["rows"] == [asdict(row) for row in rows]
-    with (tmp_path / "new" / "table.csv").open(newline="") as file:
-        assert [line["policy"] for line in csv.DictReader(file)] == [row.policy for row in rows]
-    table = (tmp_path / "new" / "table.md").read_text()
-    assert table.count("| random |") == 2
-    assert all(path.stat().st_size > 100 for path in written)
+    found = json.loads((out / "results.json").read_text())
+    assert found["design"]["seeds"] == [0, 1]
+    assert found["setting"]["pairs_with_classes"] == 85
+    assert found["rows"] == [asdict(row) for row in results.rows]
+    assert len(found["runs"]) == 2 * 2 * 2
+    with (out / "table.csv").open(newline="") as file:
+        assert [line["policy"] for line in csv.DictReader(file)] == [
+            row.policy for row in results.rows
+        ]
+    assert (out / "tables.md").read_text().count("| random |") == 2
+    drawn = draw_figures(results, out / "figures", tmp_path)
+    assert {path.name for path in drawn} == {
+        f"{name}.{suffix}"
+        for name in (
+            "decision-time",
+            "waiting-cdf",
+            "assignment-shares",
+            "quality-by-load",
+            "latency-by-load",
+            "training",
+        )
+        for suffix in ("png", "svg")
+    }
+    assert all(path.stat().st_size > 1000 for path in drawn)
 
 
-def test_artifacts_without_a_policy_are_refused(tmp_path: Path) -> None:
-    arguments = ["experiment", "drlm", "--quick", "--out", str(tmp_path / "out")]
-    found = CliRunner().invoke(main, [*arguments, "--artifacts", str(tmp_path)])
-    assert found.exit_code == 2
+def test_a_run_that_serves_nothing_leaves_gaps_and_no_nan_in_the_json(
+    setting: Setting, tmp_path: Path
+) -> None:
+    results = run_experiment(setting, PAPER[:1], SMALL)
+    row = results.rows[0]
+    row.means["reward"] = float("nan")
+    write_report(results, tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["rows"][0]["means"]["reward"] is None
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["experiment", "drlm", *arguments])
+
+
+def test_the_command_trains_compares_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 16})
+    out = tmp_path / "out"
+    arguments = ["--quick", "--out", str(out), "--requests", "5", "--rate", "1", "--runs", "1"]
+    chosen = ["--policy", "ppo-set", "--policy", "greedy-reward", "--no-figures", "--json"]
+    first = run(*arguments, *chosen)
+    assert first.exit_code == 0, first.output
+    found = json.loads(first.stdout)
+    assert [row["policy"] for row in found["rows"]] == ["greedy-reward", "ppo-set"]
+    assert all(row["means"]["fallback_ratio"] == 0.0 for row in found["rows"])
+    results = json.loads((out / "results.json").read_text())
+    assert {each["metric"] for each in results["comparisons"]} == set(COMPARED)
+    assert results["policies"]["ppo-set"]["scenario"] == "drlm"
+    weights = list(out.glob("policies/*/ppo-set/weights.npz"))
+    before = weights[0].stat().st_mtime_ns
+    again = run(*arguments, *chosen)
+    assert again.exit_code == 0, again.output
+    assert weights[0].stat().st_mtime_ns == before
+    assert json.loads(again.stdout)["rows"] == found["rows"]
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    found = run("--quick", "--out", out, "--artifacts", str(tmp_path))
+    assert found.exit_code == 1
     assert "holds neither" in found.output
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_trace_that_is_none_is_refused(tmp_path: Path) -> None:
+    found = run("--quick", "--out", out, "--policy", "clever")
+    assert found.exit_code == 2
+    assert "no policy clever" in found.output
+    found = run("--quick", "--out", out, "--scenario", "nowhere.toml")
+    assert found.exit_code == 2
+    assert "cannot be read" in found.output
+    wrong = tmp_path / "wrong.npz"
+    wrong.write_bytes(b"no archive")
+    found = run("--quick", "--out", out, "--inputs", str(wrong))
+    assert found.exit_code == 2
+    assert "make it again" in found.output
     trace = tmp_path / "trace.csv"
     trace.write_text("when\n1\n")
-    arguments = ["experiment", "drlm", "--quick", "--out", str(tmp_path / "out")]
-    found = CliRunner().invoke(main, [*arguments, "--trace", str(trace)])
+    found = run("--quick", "--out", out, "--trace", str(trace), "--policy", "random")
     assert found.exit_code == 2
     assert "no column TIMESTAMP" in found.output

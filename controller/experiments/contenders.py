@@ -1,0 +1,103 @@
+"""Who is compared: policies, and how arrivals are handed to them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controller.routing.baselines.one_by_one import send_each
+from controller.routing.policies import policy_named
+from controller.routing.policy import UNASSIGNED, Budget, Decision, RoutingPolicy
+from controller.routing.problem import FloatArray, IntArray, MissingMetadata, RoutingProblem
+from controller.simulator.runner import Window
+
+BATCH_WINDOW: Final = Window(seconds=2.0, most=30)
+"""For the policies that decide on batches."""
+
+EACH: Final = Window()
+"""For the policies that decide on each arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy and how arrivals are handed to it.
+
+    Attributes:
+        label: its name in the tables.
+        policy: as `policy_named` knows it.
+        window: how arrivals are gathered.
+        is_spread: whether its choice of a model is kept and the node of it chosen by the queues.
+    """
+
+    label: str
+    policy: str
+    window: Window = EACH
+    is_spread: bool = False
+
+
+PAPER: Final = tuple(
+    Contender(name, name) for name in ("random", "high-accuracy", "fastest", "routellm", "optllm")
+)
+"""DRLM's five."""
+
+GREEDY: Final = Contender("greedy-reward", "greedy-reward")
+
+LEARNED: Final = (Contender("ppo", "ppo"), Contender("ppo-set", "ppo-set"))
+
+SPREAD: Final = tuple(
+    Contender(f"{name} (spread)", name, is_spread=True)
+    for name in ("high-accuracy", "routellm", "optllm")
+)
+"""The baselines that ignore queues, with the node chosen by them: what a fair use of them does."""
+
+SEARCHING: Final = (
+    Contender("memetic (each)", "memetic"),
+    Contender("memetic (window)", "memetic", BATCH_WINDOW),
+    Contender("cema (window)", "cema", BATCH_WINDOW),
+)
+
+ALL: Final = (*PAPER, GREEDY, *LEARNED, *SPREAD, *SEARCHING)
+
+
+def policy_of(contender: Contender) -> RoutingPolicy:
+    """The policy itself.
+
+    Raises:
+        UnknownPolicy: there is none of its name.
+    """
+    policy = policy_named(contender.policy)
+    return SpreadPolicy(policy) if contender.is_spread else policy
+
+
+class SpreadPolicy:
+    """Another policy's model for each request, at the node where it would be ready soonest.
+
+    Args:
+        inner: chooses the model.
+    """
+
+    def __init__(self, inner: RoutingPolicy) -> None:
+        self.inner = inner
+        self.name = f"{inner.name} (spread)"
+
+    def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
+        """Decide by the inner policy, then move each request.
+
+        Raises:
+            MissingMetadata: the problem does not say which destinations serve the same model.
+        """
+        model_of = problem.metadata.model_of
+        if model_of is None:
+            raise MissingMetadata(self.name, "model_of")
+        first = self.inner.decide(problem, rng, budget)
+
+        def choose(r: int, feasible: IntArray, backlog: FloatArray) -> int:
+            given = int(first.assignment[r])
+            if given == UNASSIGNED:
+                return int(feasible[0])
+            hosts = feasible[model_of[feasible] == model_of[given]]
+            ready = problem.latency_seconds[r, hosts] + problem.network_seconds[r, hosts]
+            return int(hosts[np.argmin(ready + backlog[problem.node_of[hosts]])])
+
+        moved = send_each(problem, choose)
+        return Decision(moved.assignment, None, first.evaluations, first.fallback_reason)

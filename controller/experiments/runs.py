@@ -1,0 +1,172 @@
+"""One policy under one load: its runs, and the figures kept of each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from controller.experiments.contenders import Contender, policy_of
+from controller.routing.ppo.observation import DRLM_WEIGHTS
+from controller.simulator.runner import Outage, Outcome, simulate
+from controller.simulator.scenario import Scenario
+from controller.simulator.workload import bursts, poisson, replay, workload_of
+
+LONG_WAIT_SECONDS: Final = 100.0
+"""What the paper calls a long wait (its Fig. 6b)."""
+
+QUANTILES: Final = tuple(at / 20 for at in range(21))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives in a run.
+
+    Attributes:
+        requests: how many.
+        rate: a second, in the long run.
+        arrivals: poisson, bursts, or the path of a trace that is pressed or stretched to the rate.
+    """
+
+    requests: int
+    rate: float
+    arrivals: str = "poisson"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What one run came to; means over its served requests unless it says otherwise.
+
+    Attributes:
+        seed: of its arrivals, queries and luck.
+        reward: DRLM's, as seen when decided.
+        quality: score of the answers.
+        inference_seconds, waiting_seconds, end_to_end_seconds: of the simulation.
+        waiting_p95_seconds, end_to_end_p95_seconds: 95th percentiles.
+        long_wait_ratio: share that waited longer than `LONG_WAIT_SECONDS`.
+        decision_milliseconds: median over requests, of the machine's clock.
+        energy_joules, cost_usd: of service, per request.
+        idle_joules: of nodes with nothing to do, per request.
+        utilisation: mean over nodes.
+        fallback_ratio: share of decisions that the policy left to another.
+        served_ratio: share of the requests that were answered.
+        failed, requeued: requests that failed with their node, and dispatches that started again.
+        waiting_quantiles: seconds, at `QUANTILES`.
+        model_counts: requests by configuration.
+        kind_counts: requests by group of nodes.
+    """
+
+    seed: int
+    reward: float
+    quality: float
+    inference_seconds: float
+    waiting_seconds: float
+    waiting_p95_seconds: float
+    long_wait_ratio: float
+    end_to_end_seconds: float
+    end_to_end_p95_seconds: float
+    decision_milliseconds: float
+    energy_joules: float
+    idle_joules: float
+    cost_usd: float
+    utilisation: float
+    fallback_ratio: float
+    served_ratio: float
+    failed: int
+    requeued: int
+    waiting_quantiles: list[float]
+    model_counts: list[int]
+    kind_counts: list[int]
+
+
+def arrival_times(load: Load, seed: int) -> np.ndarray:
+    """Arrival times of a run, float64[requests].
+
+    Raises:
+        WorkloadError: the trace cannot be replayed.
+    """
+    rng = np.random.default_rng((seed, load.requests, 0))
+    if load.arrivals == "poisson":
+        return poisson(load.requests, load.rate, rng)
+    if load.arrivals == "bursts":
+        return bursts(load.requests, load.rate, rng)
+    return replay(Path(load.arrivals), load.requests, load.rate)
+
+
+def run_all(
+    scenario: Scenario,
+    contender: Contender,
+    load: Load,
+    seeds: range,
+    outages: tuple[Outage, ...] = (),
+) -> list[RunFigures]:
+    """A run for each seed; equal seeds give every contender the same arrivals and luck.
+
+    Raises:
+        WorkloadError: the trace cannot be replayed.
+        UnknownPolicy: the contender's policy does not exist.
+    """
+    policy = policy_of(contender)
+    found = []
+    for seed in seeds:
+        workload = workload_of(
+            arrival_times(load, seed),
+            scenario.queries,
+            np.random.default_rng((seed, load.requests, 1)),
+        )
+        outcome = simulate(
+            scenario,
+            workload,
+            policy,
+            np.array(DRLM_WEIGHTS),
+            seed=seed,
+            window=contender.window,
+            outages=outages,
+        )
+        found.append(figures_of(outcome, scenario, seed))
+    return found
+
+
+def figures_of(outcome: Outcome, scenario: Scenario, seed: int) -> RunFigures:
+    """What is kept of a run; NaN where nothing was served."""
+    served = outcome.served
+    count = served.size
+
+    def mean(values: np.ndarray) -> float:
+        return float(values[served].mean()) if served.any() else float("nan")
+
+    def quantiles(values: np.ndarray, at: tuple[float, ...]) -> list[float]:
+        if not served.any():
+            return [float("nan")] * len(at)
+        return [float(value) for value in np.quantile(values[served], at)]
+
+    sent = outcome.destination[served]
+    kinds = scenario.seconds.shape[2]
+    waited = outcome.waiting_seconds
+    return RunFigures(
+        seed=seed,
+        reward=mean(outcome.reward),
+        quality=mean(outcome.correct),
+        inference_seconds=mean(outcome.inference_seconds),
+        waiting_seconds=mean(waited),
+        waiting_p95_seconds=quantiles(waited, (0.95,))[0],
+        long_wait_ratio=mean((waited > LONG_WAIT_SECONDS).astype(np.float64)),
+        end_to_end_seconds=mean(outcome.end_to_end_seconds),
+        end_to_end_p95_seconds=quantiles(outcome.end_to_end_seconds, (0.95,))[0],
+        decision_milliseconds=float(np.median(outcome.decision_seconds) * 1e3),
+        energy_joules=outcome.energy_joules / count,
+        idle_joules=outcome.idle_joules / count,
+        cost_usd=outcome.cost_usd / count,
+        utilisation=float(outcome.utilisation.mean()),
+        fallback_ratio=outcome.fallbacks / max(outcome.decisions, 1),
+        served_ratio=float(served.mean()),
+        failed=int(outcome.failed.sum()),
+        requeued=outcome.requeued,
+        waiting_quantiles=quantiles(waited, QUANTILES),
+        model_counts=np.bincount(
+            scenario.model_of[sent], minlength=scenario.parameters_billions.size
+        ).tolist(),
+        kind_counts=np.bincount(
+            scenario.kind_of_node[scenario.node_of[sent]], minlength=kinds
+        ).tolist(),
+    )
