@@ -140,9 +140,12 @@ def _latency_by_load(new: Any, rows: Sequence[Row]) -> Any:
 
 
 def _bars(axis: Any, rows: Sequence[Row], metric: str) -> None:
+    from matplotlib import colormaps
+
     loads = list(dict.fromkeys((row.rate, row.requests) for row in rows))
     labels = list(dict.fromkeys(row.policy for row in rows))
     width = 0.85 / len(labels)
+    colours = colormaps["tab20"]  # more policies than the usual cycle has colours
     for index, label in enumerate(labels):
         chosen = [row for row in rows if row.policy == label]
         at = [loads.index((row.rate, row.requests)) + index * width for row in chosen]
@@ -152,6 +155,7 @@ def _bars(axis: Any, rows: Sequence[Row], metric: str) -> None:
             width,
             yerr=[row.deviations[metric] for row in chosen],
             label=label,
+            color=colours(index % 20),
             error_kw={"linewidth": 0.6},
         )
     axis.set_xticks(
