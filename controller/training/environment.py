@@ -16,7 +16,7 @@ from controller.simulator.reward import DRLM, RewardWeights, step_rewards
 from controller.simulator.scenario import Scenario
 from controller.simulator.stepping import Candidates, SteppedCluster
 
-Observation = dict[str, NDArray[Any]]
+Observation = dict[str, Any]
 
 _FLOAT = np.float32
 _MOST = 1e9
