@@ -107,7 +107,7 @@ def drlm(
     base = QUICK if quick else Design()
     study = Study(
         out=out,
-        contenders=[each for each in ALL if not policies or each.label in policies],
+        contenders=[each for each in ALL if each.label in (policies or known)],
         design=Design(
             requests=requests or base.requests,
             rates=rates or base.rates,

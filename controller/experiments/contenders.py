@@ -1,6 +1,7 @@
 """Who is compared: policies, and how arrivals are handed to them."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from controller.routing.baselines.one_by_one import send_each
 from controller.routing.policies import policy_named
 from controller.routing.policy import UNASSIGNED, Budget, Decision, RoutingPolicy
+from controller.routing.ppo.artifact import PolicyArtifact, PolicyArtifactError, read_artifact
+from controller.routing.ppo.policy import LearnedPolicy
 from controller.routing.problem import FloatArray, IntArray, MissingMetadata, RoutingProblem
 from controller.simulator.runner import Window
 
@@ -42,7 +45,11 @@ PAPER: Final = tuple(
 
 GREEDY: Final = Contender("greedy-reward", "greedy-reward")
 
-LEARNED: Final = (Contender("ppo", "ppo"), Contender("ppo-set", "ppo-set"))
+LEARNED_POLICIES: Final = ("ppo", "ppo-set", "ppo-set-strangers", "ppo-flat", "ppo-plain")
+"""Folders of learned policies. The first two are those that serve. `ppo-set-strangers` has never
+seen the fleet; `ppo-flat` has one softmax over all pairs; `ppo-plain` is DRLM's as it is."""
+
+LEARNED: Final = tuple(Contender(name, name) for name in LEARNED_POLICIES)
 
 SPREAD: Final = tuple(
     Contender(f"{name} (spread)", name, is_spread=True)
@@ -59,14 +66,27 @@ SEARCHING: Final = (
 ALL: Final = (*PAPER, GREEDY, *LEARNED, *SPREAD, *SEARCHING)
 
 
-def policy_of(contender: Contender) -> RoutingPolicy:
+def policy_of(contender: Contender, artifacts: Path | None = None) -> RoutingPolicy:
     """The policy itself.
+
+    Args:
+        contender: whose.
+        artifacts: folder of the learned policies' folders. One that is not there, or cannot be
+            read, leaves every decision to `greedy-reward`; `is_trained` tells.
 
     Raises:
         UnknownPolicy: there is none of its name.
     """
+    if contender.policy in LEARNED_POLICIES:
+        return LearnedPolicy(contender.policy, lambda: _artifact(artifacts, contender.policy))
     policy = policy_named(contender.policy)
     return SpreadPolicy(policy) if contender.is_spread else policy
+
+
+def _artifact(artifacts: Path | None, name: str) -> PolicyArtifact:
+    if artifacts is None:
+        raise PolicyArtifactError(f"no folder of learned policies was given for {name}")
+    return read_artifact(artifacts / name)
 
 
 class SpreadPolicy:

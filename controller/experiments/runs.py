@@ -99,6 +99,7 @@ def run_all(
     load: Load,
     seeds: range,
     outages: tuple[Outage, ...] = (),
+    artifacts: Path | None = None,
 ) -> list[RunFigures]:
     """A run for each seed; equal seeds give every contender the same arrivals and luck.
 
@@ -106,7 +107,7 @@ def run_all(
         WorkloadError: the trace cannot be replayed.
         UnknownPolicy: the contender's policy does not exist.
     """
-    policy = policy_of(contender)
+    policy = policy_of(contender, artifacts)
     found = []
     for seed in seeds:
         workload = workload_of(

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from controller.experiments.contenders import Contender
+from controller.experiments.contenders import LEARNED_POLICIES, Contender
 from controller.experiments.drlm import (
-    LEARNED,
     Design,
     ExperimentError,
     Results,
@@ -45,7 +44,7 @@ class Study:
         scenario: name or path of the cluster.
         inputs: file of simulation inputs; None makes synthetic ones of seed 0.
         artifacts: folder of learned policies; None trains them.
-        episodes: of the training, by policy.
+        episodes: of the training, by policy; one that is not there is not trained.
         jobs: processes.
         has_figures: whether to draw.
     """
@@ -80,19 +79,22 @@ def conduct(
     file = study.out / INPUTS_FILE
     save_inputs(given, file)
     inputs = load_inputs(file)  # as the workers will read them: rounded
-    asked = [name for name in LEARNED if name in {each.policy for each in study.contenders}]
+    asked = [
+        name for name in LEARNED_POLICIES if name in {each.policy for each in study.contenders}
+    ]
     artifacts, curves = study.artifacts, study.artifacts
     contenders = tuple(study.contenders)
     if artifacts is not None:
         contenders = trained(contenders, artifacts)
-        if asked and not any(each.policy in LEARNED for each in contenders):
+        if asked and not any(each.policy in LEARNED_POLICIES for each in contenders):
             raise ExperimentError(
                 f"{artifacts}: holds neither a readable `ppo` nor a readable `ppo-set`; name the "
                 "--out of `edge-controller train`"
             )
     elif asked:
         episodes: dict[str, int] = {name: count for name, count in study.episodes if name in asked}
-        said = "-".join(f"{name}-{count}" for name, count in episodes.items())
+        # Of other inputs, or hardly trained ones, are other policies.
+        said = "-".join(str(count) for count in sorted(set(episodes.values())))
         artifacts = study.out / "policies" / f"{inputs_digest(inputs)[:8]}-{said}"
         curves = artifacts
         artifacts.mkdir(parents=True, exist_ok=True)
@@ -105,6 +107,12 @@ def conduct(
             lambda name, done, total, reward: progress(
                 f"train {name}", done, total, f"reward {reward:.4f}"
             ),
+        )
+        contenders = trained(contenders, artifacts)
+    if not contenders:
+        raise ExperimentError(
+            "nothing is left to compare: the chosen policies are not trained by --quick; leave it "
+            "out, or give --artifacts"
         )
     results = run_experiment(
         Setting(study.scenario, file, artifacts),

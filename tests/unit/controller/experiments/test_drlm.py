@@ -15,6 +15,7 @@ from controller.experiments import learning
 from controller.experiments.contenders import (
     ALL,
     GREEDY,
+    LEARNED_POLICIES,
     PAPER,
     SEARCHING,
     SPREAD,
@@ -142,7 +143,7 @@ def test_contenders_have_labels_of_their_own() -> None:
 
 def test_policies_without_artifacts_are_left_out(tmp_path: Path) -> None:
     left = trained(ALL, tmp_path)
-    assert [c.label for c in ALL if c not in left] == ["ppo", "ppo-set"]
+    assert [c.policy for c in ALL if c not in left] == list(LEARNED_POLICIES)
     assert trained(PAPER, None) == PAPER
 
 
@@ -254,6 +255,9 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     found = run("--quick", "--out", out, "--scenario", "nowhere.toml")
     assert found.exit_code == 2
     assert "cannot be read" in found.output
+    found = run("--quick", "--out", out, "--policy", "ppo-flat")
+    assert found.exit_code == 1
+    assert "nothing is left to compare" in found.output
     wrong = tmp_path / "wrong.npz"
     wrong.write_bytes(b"no archive")
     found = run("--quick", "--out", out, "--inputs", str(wrong))
