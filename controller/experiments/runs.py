@@ -1,6 +1,7 @@
 """One policy under one load: its runs, and the figures kept of each."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,15 @@ from controller.experiments.contenders import Contender, policy_of
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.simulator.runner import Outage, Outcome, simulate
 from controller.simulator.scenario import Scenario
-from controller.simulator.workload import bursts, poisson, replay, workload_of
+from controller.simulator.workload import (
+    Trace,
+    Workload,
+    bursts,
+    poisson,
+    queries_like,
+    read_trace,
+    workload_of,
+)
 
 LONG_WAIT_SECONDS: Final = 100.0
 """What the paper calls a long wait (its Fig. 6b)."""
@@ -79,18 +88,32 @@ class RunFigures:
     kind_counts: list[int]
 
 
-def arrival_times(load: Load, seed: int) -> np.ndarray:
-    """Arrival times of a run, float64[requests].
+def workload_for(load: Load, scenario: Scenario, seed: int) -> Workload:
+    """The requests of a run.
+
+    A trace is replayed from anywhere in it, and each of its requests asks a query of like length.
 
     Raises:
         WorkloadError: the trace cannot be replayed.
     """
     rng = np.random.default_rng((seed, load.requests, 0))
+    other = np.random.default_rng((seed, load.requests, 1))
+    query = None
     if load.arrivals == "poisson":
-        return poisson(load.requests, load.rate, rng)
-    if load.arrivals == "bursts":
-        return bursts(load.requests, load.rate, rng)
-    return replay(Path(load.arrivals), load.requests, load.rate)
+        times = poisson(load.requests, load.rate, rng)
+    elif load.arrivals == "bursts":
+        times = bursts(load.requests, load.rate, rng)
+    else:
+        part = _trace(load.arrivals).part(load.requests, load.rate, rng)
+        times = part.seconds
+        if scenario.prompt_tokens is not None and scenario.answer_tokens is not None:
+            query = queries_like(part, scenario.prompt_tokens, scenario.answer_tokens, rng)
+    return workload_of(times, scenario.queries, other, query)
+
+
+@lru_cache(maxsize=1)
+def _trace(path: str) -> Trace:
+    return read_trace(Path(path))
 
 
 def run_all(
@@ -110,11 +133,7 @@ def run_all(
     policy = policy_of(contender, artifacts)
     found = []
     for seed in seeds:
-        workload = workload_of(
-            arrival_times(load, seed),
-            scenario.queries,
-            np.random.default_rng((seed, load.requests, 1)),
-        )
+        workload = workload_for(load, scenario, seed)
         outcome = simulate(
             scenario,
             workload,

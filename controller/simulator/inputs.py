@@ -201,6 +201,8 @@ def scenario_of(cluster: ClusterDescription, inputs: SimulationInputs) -> Scenar
         true_seconds=None if true is None else group_seconds(cluster, true),
         first_token_ratio=first[:, [each.device for each in cluster.groups]],
         idle_watts=of_nodes([each.idle_watts for each in cluster.groups]),
+        prompt_tokens=inputs.prompt_tokens,
+        answer_tokens=np.median(inputs.answer_tokens, axis=1),
         is_edge=of_nodes([each.usd_per_hour for each in cluster.groups]) == 0.0,
     )
 

@@ -33,6 +33,8 @@ class Scenario:
             token is streamed; None: nothing is streamed before the end.
         idle_watts: float64[N]; of each node with no slot busy; None: not counted.
         is_edge: bool[N]; False is a cloud node; None: nobody says.
+        prompt_tokens, answer_tokens: float64[Q]; lengths of each query and of a typical model's
+            answer; None: nobody says.
 
     Raises:
         ValueError: there is no destination, a node without a slot, or a destination without a
@@ -56,6 +58,8 @@ class Scenario:
     first_token_ratio: FloatArray | None = None
     idle_watts: FloatArray | None = None
     is_edge: BoolArray | None = None
+    prompt_tokens: FloatArray | None = None
+    answer_tokens: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if self.node_of.size == 0:

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,8 +35,19 @@ class Workload:
     luck: FloatArray
 
 
-def workload_of(arrivals: FloatArray, queries: int, rng: np.random.Generator) -> Workload:
+def workload_of(
+    arrivals: FloatArray,
+    queries: int,
+    rng: np.random.Generator,
+    query: IntArray | None = None,
+) -> Workload:
     """Requests at these times, each asking one of `queries` drawn evenly.
+
+    Args:
+        arrivals: float64[R]; seconds, rising.
+        queries: how many there are.
+        rng: draws queries and luck.
+        query: int64[R]; which query each asks, in place of drawn ones.
 
     Raises:
         WorkloadError: there is no arrival, they are not in order, or there is no query.
@@ -44,8 +56,8 @@ def workload_of(arrivals: FloatArray, queries: int, rng: np.random.Generator) ->
         raise WorkloadError("a workload needs at least one arrival and one query")
     if arrivals[0] < 0.0 or (np.diff(arrivals) < 0.0).any():
         raise WorkloadError("arrivals must be in order of time and not before 0")
-    query = rng.integers(0, queries, arrivals.size)
-    return Workload(arrivals, query, rng.standard_normal(arrivals.size))
+    drawn = rng.integers(0, queries, arrivals.size)
+    return Workload(arrivals, drawn if query is None else query, rng.standard_normal(arrivals.size))
 
 
 def poisson(requests: int, rate: float, rng: np.random.Generator) -> FloatArray:
@@ -82,32 +94,102 @@ def bursts(
     return found
 
 
-def replay(path: Path, requests: int, rate: float | None = None) -> FloatArray:
-    """The first arrival times of a recorded trace, from 0; float64[requests].
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A recorded stretch of real requests.
+
+    Attributes:
+        seconds: float64[n]; since the first, rising.
+        prompt_tokens, answer_tokens: float64[n]; NaN where the trace does not say.
+    """
+
+    seconds: FloatArray
+    prompt_tokens: FloatArray
+    answer_tokens: FloatArray
+
+    def part(self, requests: int, rate: float | None, rng: np.random.Generator) -> "Trace":
+        """As many requests on end, from anywhere in it, from 0 seconds on.
+
+        Args:
+            requests: how many.
+            rate: mean arrivals a second that the part is stretched or pressed to; None keeps its
+                pace.
+            rng: draws where it begins.
+
+        Raises:
+            WorkloadError: the trace is too short, or the rate is nonsense.
+        """
+        _check(requests, 1.0 if rate is None else rate)
+        if self.seconds.size < requests:
+            raise WorkloadError(
+                f"the trace has {self.seconds.size} arrivals; {requests} were asked for"
+            )
+        start = int(rng.integers(0, self.seconds.size - requests + 1))
+        chosen = slice(start, start + requests)
+        times = self.seconds[chosen] - self.seconds[start]
+        if rate is not None and times[-1] > 0.0:
+            times = times * ((requests - 1) / rate / times[-1])
+        return Trace(times, self.prompt_tokens[chosen], self.answer_tokens[chosen])
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace in the form of the Azure LLM inference traces.
 
     Args:
-        path: CSV, also gzipped, with a column TIMESTAMP as in the Azure LLM inference traces.
-        requests: how many to take.
-        rate: mean arrivals a second that the taken part is stretched or pressed to; None keeps
-            its pace.
+        path: CSV, also gzipped, with a column TIMESTAMP, and with ContextTokens and
+            GeneratedTokens if it has them.
 
     Raises:
-        WorkloadError: the file cannot be read, is no such trace, or is too short.
+        WorkloadError: the file cannot be read, or is no such trace.
     """
-    _check(requests, 1.0 if rate is None else rate)
     try:
         with _opened(path) as file:
-            seconds = _stamps(path, file, requests)
+            rows = _rows(path, file)
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, EOFError) as error:
+    except (UnicodeDecodeError, EOFError, zlib.error) as error:
         raise WorkloadError(f"{path}: neither a CSV nor a whole gzipped one") from error
-    if seconds.size < requests:
-        raise WorkloadError(f"{path}: has {seconds.size} arrivals; {requests} were asked for")
-    times = np.sort(seconds) - seconds.min()
-    if rate is not None and times[-1] > 0.0:
-        times = times * ((requests - 1) / rate / times[-1])
-    return np.asarray(times)
+    if not rows.size:
+        raise WorkloadError(f"{path}: has no arrival")
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    return Trace(rows[:, 0] - rows[0, 0], rows[:, 1], rows[:, 2])
+
+
+def queries_like(
+    trace: Trace,
+    prompt_tokens: FloatArray,
+    answer_tokens: FloatArray,
+    rng: np.random.Generator,
+    nearest: int = 5,
+) -> IntArray:
+    """For each recorded request one of the queries most like it in length, int64[requests].
+
+    Likeness is the distance of the logarithms of both token counts, each scaled to the queries'
+    own spread after both are centred: a trace of longer requests keeps its order, not its lengths,
+    since the queries have no longer ones.
+
+    Args:
+        trace: the requests; where it has no token counts, queries are drawn evenly.
+        prompt_tokens: float64[Q].
+        answer_tokens: float64[Q]; expected, of a typical model.
+        rng: draws among the nearest.
+        nearest: how many are alike enough to be drawn.
+    """
+    size = prompt_tokens.size
+    if np.isnan(trace.prompt_tokens).any() or np.isnan(trace.answer_tokens).any():
+        return np.asarray(rng.integers(0, size, trace.seconds.size))
+
+    def scaled(values: FloatArray) -> FloatArray:
+        logs = np.log1p(values)
+        spread = float(logs.std())
+        return np.asarray((logs - logs.mean()) / (spread if spread > 0.0 else 1.0))
+
+    asked = np.stack([scaled(trace.prompt_tokens), scaled(trace.answer_tokens)], axis=1)
+    known = np.stack([scaled(prompt_tokens), scaled(answer_tokens)], axis=1)
+    distance = ((asked[:, None, :] - known[None, :, :]) ** 2).sum(axis=2)
+    alike = np.argsort(distance, axis=1, kind="stable")[:, : min(nearest, size)]
+    drawn = rng.integers(0, alike.shape[1], trace.seconds.size)
+    return np.asarray(alike[np.arange(trace.seconds.size), drawn], dtype=np.int64)
 
 
 @contextmanager
@@ -120,15 +202,14 @@ def _opened(path: Path) -> Iterator[TextIO]:
             yield plain
 
 
-def _stamps(path: Path, file: TextIO, requests: int) -> FloatArray:
+def _rows(path: Path, file: TextIO) -> FloatArray:
+    """float64[n, 3]; seconds since the first row, and both token counts."""
     rows = csv.DictReader(file)
     if "TIMESTAMP" not in (rows.fieldnames or ()):
         raise WorkloadError(f"{path}: has no column TIMESTAMP; give a trace in Azure's form")
-    found: list[float] = []
+    found: list[tuple[float, float, float]] = []
     start: datetime | None = None
     for row in rows:
-        if len(found) == requests:
-            break
         text = row["TIMESTAMP"] or ""
         try:
             # Azure writes seven digits of a second; Python reads six.
@@ -136,13 +217,21 @@ def _stamps(path: Path, file: TextIO, requests: int) -> FloatArray:
             stamp = datetime.fromisoformat(whole)
             fraction = float(f"0.{part}") if part else 0.0
             start = start or stamp
-            found.append((stamp - start).total_seconds() + fraction)
+            seconds = (stamp - start).total_seconds() + fraction
         except (ValueError, TypeError) as error:
             raise WorkloadError(
                 f"{path}, line {rows.line_num}: {text!r} is not a time such as "
                 "2023-11-16 18:15:46.6805900"
             ) from error
-    return np.array(found, dtype=np.float64)
+        try:
+            prompt, answer = (
+                float(row[name]) if row.get(name) else float("nan")
+                for name in ("ContextTokens", "GeneratedTokens")
+            )
+        except ValueError as error:
+            raise WorkloadError(f"{path}, line {rows.line_num}: token counts: {error}") from error
+        found.append((seconds, prompt, answer))
+    return np.array(found, dtype=np.float64).reshape(-1, 3)
 
 
 def _check(requests: int, rate: float) -> None:

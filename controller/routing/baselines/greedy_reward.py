@@ -27,8 +27,8 @@ STEEPNESS: Final = 3.0
 class GreedyRewardPolicy:
     """The feasible destination of greatest reward, request by request.
 
-    r = alpha * quality~ - beta * Phi(latency~). Latency is predicted inference plus the wait for
-    what the node has ahead, this batch's earlier requests included. Both are scaled to 0..1 over
+    r = alpha * quality~ - beta * Phi(latency~). Latency is predicted inference, network included,
+    plus the wait for what the node has ahead, this batch's earlier requests included. Both are scaled to 0..1 over
     the candidates of the step; Phi(t) = (exp(k t) - 1) / (exp(k) - 1).
 
     Source: DRLM; routing specification, section 8.
@@ -41,9 +41,8 @@ class GreedyRewardPolicy:
 
         def choose(r: int, feasible: IntArray, backlog: FloatArray) -> int:
             waiting = backlog[problem.node_of[feasible]]
-            gained = rewards(
-                problem.quality[r, feasible], problem.latency_seconds[r, feasible] + waiting
-            )
+            took = problem.latency_seconds[r, feasible] + problem.network_seconds[r, feasible]
+            gained = rewards(problem.quality[r, feasible], took + waiting)
             return first_least(feasible, -gained)
 
         return send_each(problem, choose)

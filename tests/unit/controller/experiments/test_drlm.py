@@ -36,7 +36,7 @@ from controller.experiments.drlm import (
 )
 from controller.experiments.figures import draw_figures
 from controller.experiments.report import write_report
-from controller.experiments.runs import Load, arrival_times
+from controller.experiments.runs import Load, workload_for
 from controller.experiments.statistics import Difference
 from controller.routing.policies import policy_named
 from controller.routing.policy import Budget
@@ -115,10 +115,23 @@ def test_several_processes_find_the_same(setting: Setting) -> None:
     assert without_clock(alone) == without_clock(together)
 
 
-def test_arrivals_are_the_same_for_every_policy_and_differ_by_seed() -> None:
-    load = Load(9, 1.0, "bursts")
-    np.testing.assert_array_equal(arrival_times(load, 3), arrival_times(load, 3))
-    assert (arrival_times(Load(9, 1.0), 3) != arrival_times(Load(9, 1.0), 4)).all()
+def test_arrivals_are_the_same_for_every_policy_and_differ_by_seed(
+    setting: Setting, tmp_path: Path
+) -> None:
+    _, _, scenario = setting.open()
+    trace = tmp_path / "trace.csv"
+    stamps = "\n".join(
+        f"2023-11-16 18:{at // 60:02}:{at % 60:02},{at},7" for at in range(0, 900, 3)
+    )
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + stamps)
+    for arrivals in ("poisson", "bursts", str(trace)):
+        load = Load(9, 1.0, arrivals)
+        first, again = workload_for(load, scenario, 3), workload_for(load, scenario, 3)
+        np.testing.assert_array_equal(first.arrivals, again.arrivals)
+        np.testing.assert_array_equal(first.query, again.query)
+        other = workload_for(load, scenario, 4)
+        assert (first.luck != other.luck).any()
+        assert (first.query != other.query).any()
 
 
 def test_spreading_keeps_the_model_and_takes_the_node_that_is_ready_first() -> None:

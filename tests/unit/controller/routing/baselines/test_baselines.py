@@ -12,6 +12,11 @@ from controller.routing.baselines.routellm import RouteLlmPolicy
 from controller.routing.baselines.uniroute import UniRoutePolicy, fit_clusters
 from controller.routing.policies import policy_named
 from controller.routing.policy import Budget
+from controller.routing.ppo.observation import (
+    DRLM_WEIGHTS,
+    candidate_features,
+    candidates_of,
+)
 from controller.routing.problem import MissingMetadata, ProblemMetadata, RoutingProblem
 
 # Destinations: 0 and 1 are replicas of a small model on edge nodes, 2 is a big one in the cloud.
@@ -188,6 +193,22 @@ def test_reward_of_a_step_is_that_worked_by_hand() -> None:
     middle = 0.4 - 0.3 * (np.exp(0.75) - 1.0) / (np.exp(3.0) - 1.0)
     assert found == pytest.approx([0.0, middle, 0.5])
     assert rewards(np.array([0.5, 0.5]), np.array([3.0, 3.0])).tolist() == [0.0, 0.0]
+
+
+def test_greedy_reward_is_the_argmax_of_what_learned_policies_are_rewarded_by() -> None:
+    """Also where the network takes its time: both see the same latency."""
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        asked = problem(
+            quality=rng.random((4, 3)),
+            latency_seconds=rng.exponential(3.0, (4, 3)),
+            network_seconds=rng.exponential(3.0, (4, 3)),
+            weights=np.array(DRLM_WEIGHTS),
+        )
+        first = asked.backlog_seconds
+        candidates, destinations = candidates_of(asked, 0, first)
+        learned = int(destinations[np.argmax(candidate_features(candidates)[1][0])])
+        assert chosen("greedy-reward", asked)[0] == learned
 
 
 def test_greedy_reward_leaves_a_destination_once_its_queue_is_long() -> None:
