@@ -57,6 +57,7 @@ LIMITS: Final = (
     Limit("one-thread", 1, 1.0),
     Limit("two-threads", 2, 1.0),
     Limit("half-thread", 1, 0.5),
+    Limit("quarter-thread", 1, 0.25),
 )
 
 
