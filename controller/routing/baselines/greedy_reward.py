@@ -28,8 +28,8 @@ class GreedyRewardPolicy:
     """The feasible destination of greatest reward, request by request.
 
     r = alpha * quality~ - beta * Phi(latency~). Latency is predicted inference, network included,
-    plus the wait for what the node has ahead, this batch's earlier requests included. Both are scaled to 0..1 over
-    the candidates of the step; Phi(t) = (exp(k t) - 1) / (exp(k) - 1).
+    plus the wait for what the node has ahead, this batch's earlier requests included. Both are
+    scaled to 0..1 over the candidates of the step; Phi(t) = (exp(k t) - 1) / (exp(k) - 1).
 
     Source: DRLM; routing specification, section 8.
     """
