@@ -23,7 +23,14 @@ def _options(command: click.Command) -> click.Command:
             click.option(
                 "--scenario",
                 default=None,
-                help="paper, strangers (ppo-set alone), or stranger:SEED.",
+                help="drlm or a TOML file of the simulator; or made up: paper, strangers (ppo-set "
+                "alone), stranger:SEED.",
+            ),
+            click.option(
+                "--inputs",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                help="Of the simulator's scenario, as `edge-controller fit --simulation-inputs` "
+                "writes them; synthetic ones without.",
             ),
             click.option("--episodes", type=click.IntRange(min=1), default=1000, show_default=True),
             click.option(
@@ -56,57 +63,53 @@ def _ppo(
     architecture: "Architecture",
     plain: bool,
     scenario: str | None,
+    inputs: Path | None,
     episodes: int,
     out: Path,
     resume: bool,
     seed: int,
 ) -> None:
     """Train DRLM's policy for one fleet."""
-    from controller.training.ppo import TrainingSettings
-    from controller.training.vector_environment import Traffic
+    from controller.training.recipes import recipe
 
-    settings = TrainingSettings(
-        architecture=architecture,
-        episodes=episodes,
-        seed=seed,
-        reward_gain=0.0 if plain else 30.0,
-        discount=0.95 if plain else 0.98,
-        entropy=0.02 if plain else 0.003,
-        waiting_weight=0.0 if plain else 0.01,
-    )
-    traffic = Traffic() if plain else Traffic(rates=(0.5, 3.0), down_ratio=0.1)
-    _train("ppo", settings, traffic, scenario or "paper", out, resume)
+    if plain and architecture == "flat":
+        raise Wrong("DRLM as it is has three heads; leave --plain or --architecture flat out")
+    name = "ppo-plain" if plain else "ppo-flat" if architecture == "flat" else "ppo"
+    _train("ppo", *recipe(name, episodes, seed), scenario or "paper", inputs, out, resume)
 
 
 @click.command("ppo-set")
-def _ppo_set(scenario: str | None, episodes: int, out: Path, resume: bool, seed: int) -> None:
+def _ppo_set(
+    scenario: str | None, inputs: Path | None, episodes: int, out: Path, resume: bool, seed: int
+) -> None:
     """Train the policy that scores candidates, for any fleet."""
-    from controller.training.ppo import TrainingSettings
-    from controller.training.vector_environment import Traffic
+    from controller.training.recipes import recipe
 
-    settings = TrainingSettings(
-        architecture="set",
-        episodes=episodes,
-        environments=24,
-        discount=0.98,
-        entropy=0.003,
-        learning_rate=1e-3,
-        waiting_weight=0.01,
-        reward_gain=60.0,
-        seed=seed,
-    )
-    traffic = Traffic(rates=(0.5, 3.0), preferences=0.3, down_ratio=0.2)
-    _train("ppo-set", settings, traffic, scenario or "strangers", out, resume)
+    scenario = scenario or "strangers"
+    name = "ppo-set-strangers" if scenario == "strangers" else "ppo-set"
+    settings, traffic = recipe(name, episodes, seed, preferences=0.3)
+    _train("ppo-set", settings, traffic, scenario, inputs, out, resume)
 
 
 train.add_command(_options(_ppo))
 train.add_command(_options(_ppo_set))
 
 
-def _worlds(scenario: str) -> "list[World]":
-    """The fleets of a scenario; of `paper` and `stranger:SEED` the queries to train on alone."""
+def _worlds(scenario: str, inputs: Path | None) -> "list[World]":
+    """The fleets of a scenario; without the queries that policies are judged by."""
+    from controller.simulator.inputs import InputsError, load_inputs, synthetic_inputs
+    from controller.simulator.scenario_file import SHIPPED, ScenarioError, read_scenario
+    from controller.training.scenario_world import world_of
     from controller.training.worlds import paper_world, strange_world
 
+    if scenario in SHIPPED or scenario.endswith(".toml"):
+        try:
+            cluster = read_scenario(scenario)
+            return [world_of(cluster, load_inputs(inputs) if inputs else synthetic_inputs(cluster))]
+        except (ScenarioError, InputsError) as error:
+            raise Wrong(str(error)) from error
+    if inputs is not None:
+        raise Wrong("--inputs are of a scenario of the simulator; give --scenario drlm, too")
     if scenario == "paper":
         return [paper_world(0).split(0.2, 0)[0]]
     if scenario == "strangers":
@@ -114,7 +117,10 @@ def _worlds(scenario: str) -> "list[World]":
     kind, _, seed = scenario.partition(":")
     if kind == "stranger" and seed.isdecimal():
         return [strange_world(int(seed)).split(0.2, 0)[0]]
-    raise Wrong(f"no scenario {scenario!r}; there are: paper, strangers, stranger:SEED")
+    raise Wrong(
+        f"no scenario {scenario!r}; there are: {', '.join(SHIPPED)}, a TOML file, paper, "
+        "strangers, stranger:SEED"
+    )
 
 
 def _train(
@@ -122,6 +128,7 @@ def _train(
     settings: "TrainingSettings",
     traffic: "Traffic",
     scenario: str,
+    inputs: Path | None,
     out: Path,
     resume: bool,
 ) -> None:
@@ -138,7 +145,7 @@ def _train(
     from controller.training.ppo import Curve, Trainer, use_one_thread
 
     use_one_thread()
-    worlds = _worlds(scenario)
+    worlds = _worlds(scenario, inputs)
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists() and not resume:
         raise Wrong(f"{checkpoint} is there; give --resume to go on, or another --out")

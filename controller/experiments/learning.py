@@ -3,14 +3,10 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from controller.simulator.cluster import ClusterDescription
 from controller.simulator.inputs import SimulationInputs
-
-if TYPE_CHECKING:
-    from controller.training.ppo import TrainingSettings
-    from controller.training.vector_environment import Traffic
 
 EPISODES: Final = {
     "ppo": 1000,
@@ -61,6 +57,7 @@ def train_policies(
     try:
         from controller.training.export import export
         from controller.training.ppo import Curve, Trainer, use_one_thread
+        from controller.training.recipes import recipe
         from controller.training.scenario_world import world_of
         from controller.training.worlds import strange_world
     except ImportError as error:
@@ -73,7 +70,7 @@ def train_policies(
         fleets = worlds
         if name == "ppo-set-strangers":
             fleets = [strange_world(each) for each in _STRANGERS]
-        settings, traffic = _settings(name, count, seed)
+        settings, traffic = recipe(name, count, seed)
         total = math.ceil(count / settings.environments) * settings.environments
         checkpoint = folder / f"checkpoint-{name}.pt"
         trainer = Trainer(fleets, settings, traffic)
@@ -91,34 +88,3 @@ def train_policies(
         trainer.train(report, checkpoint)
         trainer.write_curve(folder / f"curve-{name}.csv")
         export(trainer, folder / name, "strangers" if fleets is not worlds else cluster.name)
-
-
-def _settings(name: str, episodes: int, seed: int) -> "tuple[TrainingSettings, Traffic]":
-    """How each policy is trained.
-
-    Ours starts at the greedy policy and stays near it where it is sure (`reward_gain`): one second
-    of wait is worth some 0.0002 of DRLM's reward, which a softer start drowns in its own noise. The
-    wait's own weight makes the queue felt; small rollouts and a wide bound on their divergence let
-    it move away far enough in a thousand episodes.
-    """
-    from controller.training.ppo import TrainingSettings
-    from controller.training.vector_environment import Traffic
-
-    if name == "ppo-plain":
-        return TrainingSettings(episodes=episodes, reward_gain=0.0, seed=seed), Traffic()
-    traffic = Traffic(rates=(0.5, 3.0), down_ratio=0.1)
-    is_set = name.startswith("ppo-set")
-    is_general = name == "ppo-set-strangers"
-    settings = TrainingSettings(
-        architecture="set" if is_set else "flat" if name == "ppo-flat" else "factorised",
-        episodes=episodes,
-        environments=12 if is_general else 8,
-        learning_rate=1e-3 if is_set else 5e-4,
-        discount=0.95,
-        entropy=0.001,
-        target_divergence=0.1,
-        waiting_weight=0.05 if is_set else 0.02,
-        reward_gain=2000.0 if is_set else 3000.0,
-        seed=seed,
-    )
-    return settings, traffic

@@ -6,6 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from controller.commands.train import train
+from controller.routing.ppo.artifact import read_artifact
+from controller.routing.problem import name_key
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -22,10 +24,37 @@ def test_training_writes_what_a_controller_serves_and_goes_on_when_told(tmp_path
     assert code == 2
     assert "--resume" in output
     assert run(*options, "32", "--resume")[0] == 0
-    assert len((tmp_path / "curve.csv").read_text().splitlines()) == 3
+    assert len((tmp_path / "curve.csv").read_text().splitlines()) == 1 + 32 // 8
 
 
 def test_unknown_scenario_is_wrong_usage_and_lists_those_there_are(tmp_path: Path) -> None:
     code, output = run("ppo-set", "--out", str(tmp_path), "--scenario", "papr")
     assert code == 2
     assert "stranger:SEED" in output
+
+
+def test_a_policy_for_the_simulators_cluster_knows_its_nodes(tmp_path: Path) -> None:
+    code, output = run("ppo", "--out", str(tmp_path), "--episodes", "8", "--scenario", "drlm")
+    assert code == 0, output
+    layout = read_artifact(tmp_path / "ppo").layout
+    assert layout is not None
+    assert name_key("orin-agx-0") in layout.node_keys
+    assert name_key("gpt-oss-20b-z4") in layout.model_keys
+
+
+def test_inputs_need_a_scenario_of_the_simulator(tmp_path: Path) -> None:
+    wrong = tmp_path / "inputs.npz"
+    wrong.write_bytes(b"none")
+    code, output = run("ppo", "--out", str(tmp_path), "--inputs", str(wrong))
+    assert code == 2
+    assert "give --scenario drlm" in output
+    options = ("--scenario", "drlm", "--inputs", str(wrong))
+    code, output = run("ppo", "--out", str(tmp_path), *options)
+    assert code == 2
+    assert "make it again" in output
+
+
+def test_the_plain_policy_has_one_architecture(tmp_path: Path) -> None:
+    code, output = run("ppo", "--out", str(tmp_path), "--plain", "--architecture", "flat")
+    assert code == 2
+    assert "three heads" in output
