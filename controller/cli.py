@@ -13,6 +13,7 @@ from controller.commands.profile import profile
 from controller.commands.requests import explain, feedback, infer, route
 from controller.commands.research import bench, embedding, problem, quality, solve
 from controller.commands.serve import serve
+from controller.commands.simulate import simulate
 from controller.commands.storage import bench_events_command, storage
 from controller.commands.train import train
 
@@ -42,6 +43,7 @@ for _command in (
     bench,
     storage,
     train,
+    simulate,
     experiment,
     demo,
 ):

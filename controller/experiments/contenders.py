@@ -1,5 +1,6 @@
 """Who is compared: policies, and how arrivals are handed to them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -87,6 +88,18 @@ def _artifact(artifacts: Path | None, name: str) -> PolicyArtifact:
     if artifacts is None:
         raise PolicyArtifactError(f"no folder of learned policies was given for {name}")
     return read_artifact(artifacts / name)
+
+
+def trained(contenders: Sequence[Contender], artifacts: Path | None) -> tuple[Contender, ...]:
+    """The contenders without those learned policies that the folder does not hold."""
+    found = []
+    for contender in contenders:
+        if contender.policy in LEARNED_POLICIES:
+            policy = policy_of(contender, artifacts)
+            if isinstance(policy, LearnedPolicy) and not policy.is_trained:
+                continue
+        found.append(contender)
+    return tuple(found)
 
 
 class SpreadPolicy:

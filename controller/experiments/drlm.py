@@ -18,13 +18,12 @@ from typing import Any, Final
 import numpy as np
 
 from controller import __version__
-from controller.experiments.contenders import LEARNED_POLICIES, Contender, policy_of
-from controller.experiments.runs import Load, RunFigures, run_all
+from controller.experiments.contenders import LEARNED_POLICIES, Contender
+from controller.experiments.runs import METRICS, Load, RunFigures, run_all
 from controller.experiments.statistics import Difference, paired_difference
 from controller.routing.policies import warm_up
 from controller.routing.ppo.artifact import PolicyArtifactError, read_artifact
 from controller.routing.ppo.observation import DRLM_WEIGHTS
-from controller.routing.ppo.policy import LearnedPolicy
 from controller.simulator.cluster import ClusterDescription
 from controller.simulator.inputs import SimulationInputs, inputs_digest, load_inputs, scenario_of
 from controller.simulator.runner import DEFAULT_BUDGET, outages_of
@@ -32,25 +31,6 @@ from controller.simulator.scenario import Scenario
 from controller.simulator.scenario_file import read_scenario
 
 SCHEMA: Final = "pointsman.experiment.drlm/2"
-
-METRICS: Final = (
-    "reward",
-    "quality",
-    "inference_seconds",
-    "waiting_seconds",
-    "waiting_p95_seconds",
-    "long_wait_ratio",
-    "end_to_end_seconds",
-    "end_to_end_p95_seconds",
-    "decision_milliseconds",
-    "energy_joules",
-    "idle_joules",
-    "cost_usd",
-    "utilisation",
-    "fallback_ratio",
-    "served_ratio",
-)
-"""Of a run, that rows have means and deviations of."""
 
 COMPARED: Final = (
     "reward",
@@ -214,18 +194,6 @@ class Results:
     rows: list[Row]
     comparisons: list[Comparison]
     targets: list[Target]
-
-
-def trained(contenders: Sequence[Contender], artifacts: Path | None) -> tuple[Contender, ...]:
-    """The contenders without those learned policies that the folder does not hold."""
-    found = []
-    for contender in contenders:
-        if contender.policy in LEARNED_POLICIES:
-            policy = policy_of(contender, artifacts)
-            if isinstance(policy, LearnedPolicy) and not policy.is_trained:
-                continue
-        found.append(contender)
-    return tuple(found)
 
 
 def run_experiment(

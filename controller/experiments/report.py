@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from controller.experiments.drlm import COMPARED, METRICS, Comparison, Results, Row, Target
+from controller.experiments.drlm import COMPARED, Comparison, Results, Row, Target
+from controller.experiments.runs import METRICS
 
 _UNITS = {
     "reward": "reward",

@@ -1,5 +1,6 @@
 """One policy under one load: its runs, and the figures kept of each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -86,6 +87,34 @@ class RunFigures:
     waiting_quantiles: list[float]
     model_counts: list[int]
     kind_counts: list[int]
+
+
+METRICS: Final = (
+    "reward",
+    "quality",
+    "inference_seconds",
+    "waiting_seconds",
+    "waiting_p95_seconds",
+    "long_wait_ratio",
+    "end_to_end_seconds",
+    "end_to_end_p95_seconds",
+    "decision_milliseconds",
+    "energy_joules",
+    "idle_joules",
+    "cost_usd",
+    "utilisation",
+    "fallback_ratio",
+    "served_ratio",
+)
+"""Of a run, that means and deviations are taken of."""
+
+
+def mean_figures(runs: Sequence[RunFigures]) -> dict[str, float]:
+    """By the names in `METRICS`, over the runs, and counts of what nodes that failed cost."""
+    found = {name: float(np.mean([getattr(run, name) for run in runs])) for name in METRICS}
+    found["failed"] = float(np.mean([run.failed for run in runs]))
+    found["requeued"] = float(np.mean([run.requeued for run in runs]))
+    return found
 
 
 def workload_for(load: Load, scenario: Scenario, seed: int) -> Workload:

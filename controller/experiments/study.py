@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from controller.experiments.contenders import LEARNED_POLICIES, Contender
+from controller.experiments.contenders import LEARNED_POLICIES, Contender, trained
 from controller.experiments.drlm import (
     Design,
     ExperimentError,
     Results,
     Setting,
     run_experiment,
-    trained,
 )
 from controller.experiments.figures import draw_figures
 from controller.experiments.learning import train_policies

@@ -22,21 +22,20 @@ from controller.experiments.contenders import (
     Contender,
     SpreadPolicy,
     policy_of,
+    trained,
 )
 from controller.experiments.drlm import (
     COMPARED,
-    METRICS,
     Comparison,
     Design,
     Results,
     Setting,
     run_experiment,
     targets_of,
-    trained,
 )
 from controller.experiments.figures import draw_figures
 from controller.experiments.report import write_report
-from controller.experiments.runs import Load, workload_for
+from controller.experiments.runs import METRICS, Load, workload_for
 from controller.experiments.statistics import Difference
 from controller.routing.policies import policy_named
 from controller.routing.policy import Budget
