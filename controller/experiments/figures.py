@@ -179,9 +179,13 @@ def _curves(folder: Path | None) -> dict[str, list[dict[str, str]]]:
 
 def _training(new: Any, curves: dict[str, list[dict[str, str]]]) -> Any:
     """The paper's Fig. 5b, a pair of axes for each training."""
-    figure = new(figsize=(6.0 * len(curves), 4.0), layout="constrained")
-    for axis, (name, rows) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(),
-                                  strict=True):  # fmt: skip
+    across = min(len(curves), 2)
+    down = -(-len(curves) // across)
+    figure = new(figsize=(6.0 * across, 3.5 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for axis in axes[len(curves) :]:
+        axis.set_axis_off()
+    for axis, (name, rows) in zip(axes, curves.items(), strict=False):
         episodes = [float(row["episodes"]) for row in rows]
         axis.plot(episodes, [float(row["reward"]) for row in rows], label="reward")
         axis.set_title(name)
@@ -190,6 +194,5 @@ def _training(new: Any, curves: dict[str, list[dict[str, str]]]) -> Any:
         right = axis.twinx()
         right.plot(episodes, [float(row["value_loss"]) for row in rows], "C1", label="critic loss")
         right.set_ylabel("critic loss")
-        axis.legend(loc="upper left")
-        right.legend(loc="lower right")
+        right.legend([axis.lines[0], right.lines[0]], ["reward", "critic loss"], loc="center right")
     return figure
