@@ -22,6 +22,8 @@ def test_the_quick_experiment_writes_its_files(tmp_path: Path) -> None:
         "greedy-reward",
     ]
     assert "memetic (window)" in policies
-    assert {row["unserved"] for row in results["rows"]} == {0}
-    assert (tmp_path / "load-1.png").read_bytes().startswith(b"\x89PNG")
-    assert "25 requests, 1 a second, 2 runs" in (tmp_path / "table.md").read_text()
+    assert {row["failed"] for row in results["rows"]} == {0}
+    assert {row["means"]["served_ratio"] for row in results["rows"]} == {1.0}
+    figures = tmp_path / "figures"
+    assert (figures / "latency-by-load.png").read_bytes().startswith(b"\x89PNG")
+    assert "25 requests, 2 a second, 2 runs" in (tmp_path / "tables.md").read_text()
