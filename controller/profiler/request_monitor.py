@@ -10,7 +10,6 @@ at once while it decoded, how many prompt seconds of others were in between, and
 models of the node were busy.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.domain.cluster import InFlightWork
@@ -295,14 +294,6 @@ class RequestMonitor:
         remaining = [entry.remaining_seconds() for entry in self._in_flight.values()]
         elapsed = now - max(entry.updated_at for entry in self._in_flight.values())
         return max(sum(remaining) - max(elapsed, 0.0), 0.1 * max(remaining))
-
-    def busy_sequences(self) -> Mapping[ModelName, int]:
-        """Claims of each model that have not ended, whether the node has begun them or not."""
-        return {
-            model: engine.reading + engine.decoding
-            for model, engine in self._engines.items()
-            if engine.is_busy
-        }
 
     def in_flight(self, now: float) -> tuple[InFlightWork, ...]:
         """What each request in flight still needs, in the order of their claims.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from controller.routing.ppo.observation import (
     DRLM_WEIGHTS,
@@ -280,11 +279,3 @@ class VectorEnvironment:
         self.weights, self.up = state["weights"].copy(), state["up"].copy()
         self.query = state["query"].copy()
         self._rng.bit_generator.state = json.loads(state["rng"])
-
-
-def masked_choice(
-    logits: NDArray[np.float32], mask: NDArray[np.bool_], rng: np.random.Generator
-) -> IntArray:
-    """One draw a row from softmax(logits) over what is not masked, by Gumbel's trick; int64[B]."""
-    noise = rng.gumbel(size=logits.shape)
-    return np.asarray(np.where(mask, logits + noise, -np.inf).argmax(axis=1))
