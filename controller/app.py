@@ -135,7 +135,6 @@ async def _serve(
             await server.refuse()
             await manager.drain(settings.server.grace_seconds)
             http_stop.set()
-            keeper.keep_all()
             sessions.close()
             await server.stop(1.0)
             tasks.cancel_scope.cancel()

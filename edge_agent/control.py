@@ -5,16 +5,15 @@ One connection is one order: a JSON object comes in, and a JSON object goes out 
 
 import asyncio
 import json
-import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-from edge_agent.errors import AgentError, NotRunningError, UsageError
+from edge_agent.errors import AgentError, UsageError
+from edge_agent.local_socket import ASK_SECONDS, connect, listen, stop_listening
 from edge_agent.serving.orders import Action, ModelOrder, OrderDesk, OrderUpdate
 
-_ASK_SECONDS: Final = 5.0
 _SILENCE_SECONDS: Final = 30.0
 """The agent shows a sign of life every five seconds."""
 
@@ -38,22 +37,17 @@ class ControlServer:
         Raises:
             AgentError: the path cannot be used.
         """
-        try:
-            self._path.unlink(missing_ok=True)  # left by a crash
-            self._server = await asyncio.start_unix_server(self._answer, str(self._path))
-            os.chmod(self._path, 0o660)
-        except OSError as error:
-            raise AgentError(f"{self._path}: cannot listen: {error.strerror or error}") from error
+        self._server = await listen(self._path, self._answer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            line = await asyncio.wait_for(reader.readline(), _ASK_SECONDS)
+            line = await asyncio.wait_for(reader.readline(), ASK_SECONDS)
             updates = _Updates()
             self._desk.accept(_order(line), updates)
             while True:
                 update = await updates.queue.get()
                 writer.write(json.dumps(_to_json(update)).encode() + b"\n")
-                await asyncio.wait_for(writer.drain(), _ASK_SECONDS)
+                await asyncio.wait_for(writer.drain(), ASK_SECONDS)
                 if update.is_last:
                     return
         except UsageError as error:
@@ -66,8 +60,7 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening and remove the socket."""
         if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
+            stop_listening(self._server, self._path)
 
 
 class _Updates:
@@ -121,18 +114,7 @@ async def give_order(
         NotRunningError: nobody answers.
         AgentError: the socket may not be used, or the agent went away or fell silent.
     """
-    try:
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_unix_connection(str(path)), _ASK_SECONDS
-        )
-    except PermissionError as error:
-        raise AgentError(
-            f"{path}: permission denied; run as the agent's user or join its group"
-        ) from error
-    except (OSError, asyncio.TimeoutError) as error:
-        raise NotRunningError(
-            f"no agent answers at {path}; start it with `edge-agent run`, or name its --data-dir"
-        ) from error
+    reader, writer = await connect(path)
     try:
         asked = {
             "action": action.value,

@@ -5,15 +5,12 @@ The socket answers whether the controller is there or not: one connection, one J
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from edge_agent.errors import EXIT_NOT_READY, EXIT_READY, AgentError, NotRunningError
-
-_ASK_SECONDS: Final = 5.0
-_MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+from edge_agent.errors import EXIT_NOT_READY, EXIT_READY, AgentError
+from edge_agent.local_socket import ASK_SECONDS, connect, listen, stop_listening
 
 StatusObject = dict[str, Any]
 
@@ -43,17 +40,12 @@ class StatusServer:
                 f"an agent is already running with data directory {self._path.parent}; "
                 "stop it, or give this one another --data-dir"
             )
-        try:
-            self._path.unlink(missing_ok=True)  # left by a crash
-            self._server = await asyncio.start_unix_server(self._answer, str(self._path))
-            os.chmod(self._path, 0o660)
-        except OSError as error:
-            raise AgentError(f"{self._path}: cannot listen: {error.strerror or error}") from error
+        self._server = await listen(self._path, self._answer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             writer.write(json.dumps(self._snapshot()).encode() + b"\n")
-            await asyncio.wait_for(writer.drain(), _ASK_SECONDS)
+            await asyncio.wait_for(writer.drain(), ASK_SECONDS)
         except (OSError, asyncio.TimeoutError):
             pass  # whoever asked has gone
         finally:
@@ -62,8 +54,7 @@ class StatusServer:
     async def close(self) -> None:
         """Stop listening and remove the socket."""
         if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
+            stop_listening(self._server, self._path)
 
 
 async def _answers(path: Path) -> bool:
@@ -82,20 +73,9 @@ async def ask_status(path: Path) -> StatusObject:
         NotRunningError: nobody answers.
         AgentError: the socket may not be used, or answers nonsense.
     """
+    reader, writer = await connect(path)
     try:
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_unix_connection(str(path), limit=_MAX_ANSWER_BYTES), _ASK_SECONDS
-        )
-    except PermissionError as error:
-        raise AgentError(
-            f"{path}: permission denied; run as the agent's user or join its group"
-        ) from error
-    except (OSError, asyncio.TimeoutError) as error:
-        raise NotRunningError(
-            f"no agent answers at {path}; start it with `edge-agent run`, or name its --data-dir"
-        ) from error
-    try:
-        line = await asyncio.wait_for(reader.readline(), _ASK_SECONDS)
+        line = await asyncio.wait_for(reader.readline(), ASK_SECONDS)
         answer = json.loads(line)
     except (OSError, ValueError, asyncio.TimeoutError) as error:
         raise AgentError(f"{path}: the agent gave no proper answer") from error

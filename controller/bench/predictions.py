@@ -20,6 +20,7 @@ from rich.console import Console
 from controller.client import Client
 from controller.demo.questions import QUESTIONS
 from controller.demo.run import DemoOptions, running_fleet
+from controller.offline.report import spearman
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 ERROR_TARGET_RATIO: Final = 0.2
@@ -124,18 +125,7 @@ def judged(observations: Sequence[Observation], failed_requests: int = 0) -> Pre
 
 def rank_correlation(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> float | None:
     """Spearman's rho with mean ranks for ties; None for fewer than 3, or when one is constant."""
-    if len(first) < 3:
-        return None
-    ranks = [_mean_ranks(values) for values in (first, second)]
-    if any(float(np.ptp(rank)) == 0.0 for rank in ranks):
-        return None
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _mean_ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - 0.5 * (counts - 1))[inverse], dtype=np.float64)
+    return spearman(first, second) if len(first) >= 3 else None
 
 
 def workload(rounds: int, seed: int) -> list[list[types_pb2.InferenceRequest]]:

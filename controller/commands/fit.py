@@ -135,7 +135,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _digests(paths: Sequence[Path]) -> list[dict[str, str]]:
-    from controller.storage.artifacts import file_digest
+    from controller.storage.digests import file_digest
 
     return [
         {"file": path.name, "folder": path.parent.name, "sha256": file_digest(path)}

@@ -8,12 +8,13 @@ import csv
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from controller.offline.questions import Question
+from controller.offline.workloads import text_lines
 
 _KEYS: Final = ("index", "subject", "question_id", "category", "row")
 _CHARACTERS_PER_TOKEN: Final = 4.0
@@ -64,7 +65,7 @@ def read_outcomes(path: Path, questions: Sequence[Question] = ()) -> tuple[list[
 
 
 def _read(path: Path, questions: Sequence[Question]) -> tuple[list[TableOutcome], int]:
-    reader = csv.DictReader(_lines(path), strict=True)
+    reader = csv.DictReader(text_lines(path), strict=True)
     columns = list(reader.fieldnames or ())
     if {"prompt", "model", "score"} <= set(columns):
         scores = {"": "score"}
@@ -104,15 +105,6 @@ def _read(path: Path, questions: Sequence[Question]) -> tuple[list[TableOutcome]
     if not found:
         raise OutcomeTableError(f"{path}: no outcomes in it")
     return found, blank
-
-
-def _lines(path: Path) -> Iterator[str]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
-            yield from file
-    else:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield from file
 
 
 def _texts(questions: Sequence[Question]) -> dict[tuple[str, str], str]:

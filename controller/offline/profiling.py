@@ -19,6 +19,7 @@ from controller.offline.measurements import Measurement
 from controller.offline.questions import Question
 from controller.offline.recording import Recorder
 from controller.offline.together import together
+from controller.storage.digests import file_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +79,11 @@ def plan_of(
         digest.update(repr(question).encode())
     return Plan(
         run_id or uuid.uuid4().hex[:12],
-        tuple(f"{path.name} {format} {_sha256(path)}" for path, format in workloads),
+        tuple(f"{path.name} {format} {file_digest(path)}" for path, format in workloads),
         digest.hexdigest(),
         max_tokens,
         seed,
     )
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 class ProfilingRun:

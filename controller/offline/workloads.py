@@ -111,7 +111,7 @@ def _reading(path: Path, lines: Iterator[_Line]) -> Generator[_Line, None, None]
         csv.field_size_limit(before)
 
 
-def _text_lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path) -> Iterator[str]:
     """Lines with their ends; a byte order mark is dropped."""
     if path.suffix == ".gz":
         with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as file:
@@ -130,7 +130,7 @@ def _stem(path: Path) -> str:
 
 
 def _json_lines(path: Path) -> Iterator[_Line]:
-    for number, text in enumerate(_text_lines(path), 1):
+    for number, text in enumerate(text_lines(path), 1):
         if not text.strip():
             continue
         try:
@@ -149,7 +149,7 @@ _BROKEN: Final = "\0broken"
 
 
 def _csv_lines(path: Path) -> Iterator[_Line]:
-    reader = csv.DictReader(_text_lines(path), restkey=_EXTRA, restval=None, strict=True)
+    reader = csv.DictReader(text_lines(path), restkey=_EXTRA, restval=None, strict=True)
     for row in reader:
         yield _Line(reader.line_num, _whole(row))
 
@@ -167,7 +167,7 @@ def _whole(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _mmlu_lines(path: Path) -> Iterator[_Line]:
     """Rows of one file with a header, or of a subject's own file without one."""
-    reader = csv.reader(_text_lines(path), strict=True)
+    reader = csv.reader(text_lines(path), strict=True)
     subject = _stem(path)
     for ending in ("_test", "_dev", "_val"):
         subject = subject.removesuffix(ending)
@@ -413,7 +413,7 @@ def _detect(path: Path) -> str:
     Raises:
         WorkloadError: none is recognised.
     """
-    lines = _reading(path, (_Line(0, {"text": text}) for text in _text_lines(path)))
+    lines = _reading(path, (_Line(0, {"text": text}) for text in text_lines(path)))
     first = next((line.fields["text"] for line in lines if line.fields["text"].strip()), None)
     lines.close()
     if first is None:
@@ -422,7 +422,7 @@ def _detect(path: Path) -> str:
         found = _detect_json(first)
     else:
         # A record may go on over several lines.
-        rows = _reading(path, (_Line(0, {"row": row}) for row in csv.reader(_text_lines(path))))
+        rows = _reading(path, (_Line(0, {"row": row}) for row in csv.reader(text_lines(path))))
         found = _detect_table(next((line.fields["row"] for line in rows if line.fields["row"]), []))
         rows.close()
     if found is None:

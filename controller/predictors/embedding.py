@@ -16,6 +16,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.storage.digests import file_digest
+
 FloatArray = NDArray[np.float32]
 
 EXPORT_COMMAND: Final = "edge-controller embedding export"
@@ -244,16 +246,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _verified(folder: Path, name: str, manifest: dict[str, Any]) -> Path:
     path = folder / name
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+        digest = file_digest(path)
     except OSError as error:
         raise EmbeddingUnavailableError(
             f"{path} cannot be read ({error.strerror}); make it with `{EXPORT_COMMAND}`"
         ) from error
-    if digest.hexdigest() != manifest.get("sha256", {}).get(name):
+    if digest != manifest.get("sha256", {}).get(name):
         raise EmbeddingUnavailableError(
             f"{path} is not the file that {MANIFEST_FILE} names; "
             f"make it anew with `{EXPORT_COMMAND}`"

@@ -11,7 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from controller.routing.baselines.greedy_reward import LATENCY_WEIGHT, QUALITY_WEIGHT, STEEPNESS
+from controller.routing.baselines.greedy_reward import (
+    LATENCY_WEIGHT,
+    QUALITY_WEIGHT,
+    latency_penalty,
+)
+from controller.routing.ppo.observation import scaled
 from controller.routing.problem import BoolArray, FloatArray
 
 
@@ -51,19 +56,10 @@ def step_rewards(
         feasible: bool[..., K].
         weights: of the four terms.
     """
-    late = np.expm1(STEEPNESS * scaled(latency_seconds, feasible)) / np.expm1(STEEPNESS)
+    late = latency_penalty(scaled(latency_seconds, feasible))
     found = weights.quality * scaled(quality, feasible) - weights.latency * late
     if weights.energy:
         found = found - weights.energy * scaled(energy_joules, feasible)
     if weights.cost:
         found = found - weights.cost * scaled(cost_usd, feasible)
     return np.where(feasible, found, np.nan)
-
-
-def scaled(values: FloatArray, feasible: BoolArray) -> FloatArray:
-    """0 to 1 over the feasible entries of the last axis; 0 where these are equal, or infeasible."""
-    low = np.where(feasible, values, np.inf).min(axis=-1, keepdims=True)
-    high = np.where(feasible, values, -np.inf).max(axis=-1, keepdims=True)
-    width = np.where(high > low, high - low, 1.0)
-    inside = np.where(feasible & (high > low), values, 0.0)
-    return np.where(feasible & (high > low), (inside - np.where(high > low, low, 0.0)) / width, 0.0)

@@ -19,6 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.storage.digests import file_digest
+
 SCHEMA_VERSION: Final = 1
 
 _MANIFEST: Final = "manifest.json"
@@ -118,15 +120,6 @@ def load_artifact(folder: Path, kind: str) -> Artifact:
         manifest.get("provenance", {}),
         float(manifest.get("made_time", 0.0)),
     )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal; for provenance."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _write(folder: Path, artifact: Artifact) -> None:

@@ -12,7 +12,6 @@ one and only then names it, so a crash at any moment loses nothing that was ackn
 index that is damaged, or out of step with the records, is left alone and built anew from them.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -37,6 +36,8 @@ from controller.profiler.quality_store import (
     QualityStore,
     StoreContents,
 )
+from controller.storage.digests import file_digest
+from controller.storage.folder_lock import lock_file
 
 SCHEMA_VERSION: Final = 1
 
@@ -314,7 +315,7 @@ def _read_generation(folder: Path, generation: int) -> StoreContents | None:
         arrays: dict[str, NDArray[Any]] = {}
         for name in _ARRAYS:
             file = path / f"{name}.npy"
-            if _sha256(file) != manifest["sha256"][name]:
+            if file_digest(file) != manifest["sha256"][name]:
                 raise QualityFilesError(f"{file} is damaged; restore a copy of {folder}")
             arrays[name] = np.load(file, allow_pickle=False)
         return StoreContents(
@@ -332,7 +333,7 @@ def _read_index(path: Path) -> GraphIndex | None:
     """The index beside a generation; None when there is none that can be trusted."""
     try:
         sums = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["index_sha256"]
-        if not sums or any(_sha256(path / name) != wanted for name, wanted in sums.items()):
+        if not sums or any(file_digest(path / name) != wanted for name, wanted in sums.items()):
             return None
         return GraphIndex.load(path)
     except (OSError, ValueError, KeyError):
@@ -351,7 +352,7 @@ def _write_generation(folder: Path, generation: int, store: QualityStore) -> Non
             np.save(opened, getattr(contents, name), allow_pickle=False)
             opened.flush()
             os.fsync(opened.fileno())
-        sums[name] = _sha256(file)
+        sums[name] = file_digest(file)
     index_files = store.save_index(path)
     for name in index_files:
         with (path / name).open("rb") as written:
@@ -362,7 +363,7 @@ def _write_generation(folder: Path, generation: int, store: QualityStore) -> Non
         "destinations": list(contents.destinations),
         "models": list(contents.models),
         "sha256": sums,
-        "index_sha256": {name: _sha256(path / name) for name in index_files},
+        "index_sha256": {name: file_digest(path / name) for name in index_files},
     }
     _write_atomically(path / "manifest.json", json.dumps(manifest, indent=1).encode())
 
@@ -431,17 +432,12 @@ def _remove_other_generations(folder: Path, kept: int) -> None:
 
 
 def _locked(path: Path) -> IO[bytes]:
-    import fcntl
-
-    file = path.open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(path)
     except BlockingIOError:
-        file.close()
         raise QualityFilesError(
             f"{path.parent} is in use by another process; stop it or name another folder"
         ) from None
-    return file
 
 
 def _write_atomically(path: Path, text: bytes) -> None:
@@ -460,14 +456,6 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _explained(folder: Path, error: OSError) -> str:

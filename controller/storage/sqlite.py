@@ -39,6 +39,7 @@ from controller.storage.documents import (
     finished_row,
     record_document,
 )
+from controller.storage.folder_lock import lock_file
 from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS, REVISION
 
 log = structlog.get_logger()
@@ -431,24 +432,18 @@ def locked(folder: Path) -> IO[bytes]:
     Raises:
         StorageError: another one has it, or it cannot be written.
     """
-    import fcntl
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "controller.lock").open("ab")
+        return lock_file(folder / "controller.lock")
+    except BlockingIOError:
+        raise StorageError(
+            f"{folder} is in use by another controller; stop it, or name another data-dir"
+        ) from None
     except OSError as error:
         raise StorageError(
             f"{folder}: {error.strerror or error}; make it writable for the controller's user, or "
             "name another data-dir"
         ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise StorageError(
-            f"{folder} is in use by another controller; stop it, or name another data-dir"
-        ) from None
-    return file
 
 
 def _damaged(path: Path, complaint: str) -> StorageError:

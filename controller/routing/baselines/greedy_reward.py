@@ -50,8 +50,13 @@ class GreedyRewardPolicy:
 
 def rewards(quality: FloatArray, latency_seconds: FloatArray) -> FloatArray:
     """DRLM's reward of each candidate of one step, float64[candidates]."""
-    late = np.expm1(STEEPNESS * _scaled(latency_seconds)) / np.expm1(STEEPNESS)
+    late = latency_penalty(_scaled(latency_seconds))
     return np.asarray(QUALITY_WEIGHT * _scaled(quality) - LATENCY_WEIGHT * late)
+
+
+def latency_penalty(scaled: FloatArray) -> FloatArray:
+    """Phi(t) = (exp(k t) - 1) / (exp(k) - 1) for t in 0..1; the routing specification, 8."""
+    return np.asarray(np.expm1(STEEPNESS * scaled) / np.expm1(STEEPNESS))
 
 
 def _scaled(values: FloatArray) -> FloatArray:

@@ -9,7 +9,11 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.routing.baselines.greedy_reward import LATENCY_WEIGHT, QUALITY_WEIGHT, STEEPNESS
+from controller.routing.baselines.greedy_reward import (
+    LATENCY_WEIGHT,
+    QUALITY_WEIGHT,
+    latency_penalty,
+)
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -83,11 +87,6 @@ class Candidates:
     fleet_waiting: FloatArray
     latest_seconds: FloatArray
     weights: FloatArray
-
-
-def latency_penalty(scaled: FloatArray) -> FloatArray:
-    """Phi(t) = (exp(k t) - 1) / (exp(k) - 1) for t in 0..1; the routing specification, 8."""
-    return np.asarray(np.expm1(STEEPNESS * scaled) / np.expm1(STEEPNESS))
 
 
 def scaled(values: FloatArray, mask: NDArray[np.bool_]) -> FloatArray:
