@@ -25,6 +25,18 @@ def slow(settings: EngineSettings) -> FakeEngine:
     return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=50.0, saturated_decode_rate=400.0))
 
 
+def as_measured(settings: EngineSettings) -> FakeEngine:
+    """As fast as `calibrate_fake` says, so that what completions teach changes nothing."""
+    return FakeEngine(
+        settings,
+        speeds=FakeSpeeds(
+            prefill_rate=2000.0,
+            decode_rate=200.0,
+            saturated_decode_rate=200.0 * settings.slots,
+        ),
+    )
+
+
 def test_request_is_routed_answered_and_explained(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
@@ -228,7 +240,9 @@ async def nothing_is_held(fleet: RunningFleet, *agents: RunningAgent) -> None:
 def test_two_hundred_requests_at_once_all_end_and_leave_nothing_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
-            agents = [await fleet.add_agent(name) for name in ("a", "b", "c")]
+            agents = [
+                await fleet.add_agent(name, make_engine=as_measured) for name in ("a", "b", "c")
+            ]
             answers = await asyncio.gather(
                 *(fleet.infer(f"Question {i}?", seed=i) for i in range(200))
             )
