@@ -215,7 +215,7 @@ async def _timed_prefill(
     engine: InferenceEngine, request: GenerationRequest, seconds: float, clock: Clock
 ) -> float:
     progress: list[tuple[float, int]] = []
-    async with _stream(engine, request) as events:
+    async with open_stream(engine, request) as events:
         async for event in events:
             now = clock()
             if isinstance(event, Finished):
@@ -312,7 +312,7 @@ class _Window:
 async def _read_into(engine: InferenceEngine, key: str, opening: str, window: _Window) -> None:
     sampling = Sampling(_LONGEST_ANSWER_TOKENS, temperature=0.0)
     request = GenerationRequest(key, opening, sampling)
-    async with _stream(engine, request) as events:
+    async with open_stream(engine, request) as events:
         async for event in events:
             if isinstance(event, TextChunk):
                 window.add(key, event.tokens)
@@ -323,7 +323,7 @@ async def _read_into(engine: InferenceEngine, key: str, opening: str, window: _W
 
 
 @asynccontextmanager
-async def _stream(
+async def open_stream(
     engine: InferenceEngine, request: GenerationRequest
 ) -> AsyncIterator[AsyncIterator[GenerationEvent]]:
     """An answer's events; leaving early cancels it and waits until it has ended.

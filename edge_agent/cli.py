@@ -512,6 +512,27 @@ def bench_model(
         print_bench(report)
 
 
+@bench.command("first-token")
+@_bench_options
+@click.option("--long-tokens", type=click.IntRange(min=64), default=2000, show_default=True)
+@click.option("--rounds", type=int, default=9, show_default=True)
+def bench_first_token(
+    long_tokens: int, rounds: int, as_json: bool, context_tokens: int, **options: Any
+) -> None:
+    """Measure the first token of a short prompt while a long one is being read.
+
+    The context is made long enough for the long prompt.
+    """
+    from edge_agent.bench_first_token import ROOM_TOKENS, run_first_token
+
+    found = _run_bench(
+        lambda settings: run_first_token(settings, rounds=rounds, long_tokens=long_tokens),
+        context_tokens=max(context_tokens, long_tokens + ROOM_TOKENS),
+        **options,
+    )
+    click.echo(json.dumps(found.as_dict(), indent=None if as_json else 2))
+
+
 @bench.command("idle")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--seconds", type=click.FloatRange(min=1.0), default=20.0, show_default=True)

@@ -18,7 +18,8 @@ STEP_SECONDS_ALONE: Final = 0.4
 # Until a rate is known: short enough for a device that reads 30 tokens a second.
 FIRST_BUDGET_TOKENS: Final = 32
 MIN_BUDGET_TOKENS: Final = 16
-# The longest-waiting prompt gets this share whatever else arrives, so it cannot starve (R17).
+# The longest-waiting prompt gets this share of what a step reads, whatever else arrives, so it
+# cannot starve (R17).
 OLDEST_SHARE_RATIO: Final = 0.25
 _PACE_WEIGHT: Final = 0.3
 
@@ -141,7 +142,9 @@ def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
     """Plan one step; an empty plan means that nobody is active.
 
     Shorter remainders are read first, since they give the most requests an early first token;
-    the prompt that has been in its slot longest gets its share of the budget before that.
+    the prompt that has been in its slot longest gets its share before that. In a step that ends
+    a prompt the others together are read no further than those that end: its first token waits
+    for the whole step, and so at most about twice as long as it would alone.
 
     Args:
         table: the slots now.
@@ -156,10 +159,19 @@ def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
     oldest_slot, oldest = reading[0]
     counts[oldest_slot] = min(oldest.unread_tokens, max(1, int(budget * OLDEST_SHARE_RATIO)))
     budget -= counts[oldest_slot]
+    ending = 0
     for slot, sequence in sorted(reading, key=lambda item: item[1].unread_tokens):
         more = min(sequence.unread_tokens - counts[slot], budget)
         counts[slot] += more
         budget -= more
+        if counts[slot] == sequence.unread_tokens:
+            ending += counts[slot]
+    if ending:
+        allowed = max(ending, MIN_BUDGET_TOKENS)
+        for slot, sequence in reading:  # the oldest first
+            if counts[slot] < sequence.unread_tokens:
+                counts[slot] = min(counts[slot], allowed)
+                allowed -= counts[slot]
     prefills = tuple(
         Prefill(slot, sequence.read_tokens, count, is_last=count == sequence.unread_tokens)
         for slot, sequence in reading

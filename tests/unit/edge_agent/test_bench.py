@@ -1,10 +1,7 @@
 import asyncio
-import heapq
-import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,48 +9,11 @@ from edge_agent.bench import BenchReport, calibrate, run_bench
 from edge_agent.engine.base import EngineSettings
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.errors import EngineError, EngineFailure, UsageError
+from tests.fakes.virtual_time import VirtualTime
 
 SPEEDS = FakeSpeeds(
     prefill_rate=100.0, decode_rate=20.0, saturated_decode_rate=60.0, load_seconds=2.0
 )
-
-
-class VirtualTime:
-    """Sleepers wake in the order of their times, as soon as nobody else can go on."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._numbers = itertools.count()
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-
-    def clock(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), future))
-        await future
-
-    async def _advance(self) -> None:
-        while True:
-            for _ in range(30):
-                await asyncio.sleep(0)
-            while self._sleepers:
-                wakes_at, _, future = heapq.heappop(self._sleepers)
-                if not future.done():
-                    self.now = max(self.now, wakes_at)
-                    future.set_result(None)
-                    break
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        async def main() -> Any:
-            ticker = asyncio.create_task(self._advance())
-            try:
-                return await work
-            finally:
-                ticker.cancel()
-
-        return asyncio.run(main())
 
 
 def long_answer(prompt: str, seed: int) -> str:

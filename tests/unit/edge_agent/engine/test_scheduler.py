@@ -37,8 +37,10 @@ def test_a_step_decodes_everyone_who_can_and_reads_within_its_budget(
     active = dict(table.active)
     assert set(plan.decodes) == {slot for slot, s in active.items() if not s.is_reading}
     read = sum(prefill.count for prefill in plan.prefills)
+    ending = sum(prefill.count for prefill in plan.prefills if prefill.is_last)
     unread = sum(s.unread_tokens for s in active.values())
-    assert read == min(budget, unread)
+    assert read <= budget
+    assert read == min(budget, unread) or read == ending + max(ending, MIN_BUDGET_TOKENS)
     assert plan.tokens == read + len(plan.decodes)
     for prefill in plan.prefills:
         sequence = active[prefill.slot]
@@ -54,7 +56,8 @@ def test_the_prompt_that_is_here_longest_always_advances(table: SlotTable, budge
     if reading:
         slot, oldest = reading[0]
         counts = {prefill.slot: prefill.count for prefill in plan_step(table, budget).prefills}
-        assert counts[slot] >= min(oldest.unread_tokens, max(1, budget // 4))
+        read = sum(counts.values())
+        assert counts[slot] >= min(oldest.unread_tokens, max(1, read // 4))
 
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
@@ -62,6 +65,13 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
     table, short = table.claim("short", 40, 10)
     prefills = {prefill.slot: prefill for prefill in plan_step(table, 64).prefills}
     assert prefills[short].is_last
+
+
+def test_a_prompt_that_ends_waits_for_no_more_of_a_long_one_than_it_has_itself() -> None:
+    table, long = SlotTable.empty(2, CONTEXT_TOKENS).claim("long", 900, 10)
+    table, short = table.claim("short", 40, 10)
+    counts = {prefill.slot: prefill.count for prefill in plan_step(table, 400).prefills}
+    assert counts == {long: 40, short: 40}
 
 
 def test_an_idle_table_has_an_empty_plan() -> None:
