@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from controller.bench.outcomes import DataMissingError, OutcomeTable, load_outcomes
 from controller.predictors.embedding import EmbeddingBackend
+from controller.predictors.neighbour_lengths import LengthPrior, answer_lengths
 from controller.predictors.neighbours import (
     PAPER_NEIGHBOURS,
     Evidence,
     Shrinkage,
     Target,
-    answer_lengths,
     paper_quality,
     shrunk_quality,
 )
@@ -219,8 +219,13 @@ def _row(
 
 
 def _lengths(evidence: Evidence, settings: Shrinkage) -> FloatArray:
-    fallback = np.full(len(evidence.similarity), float(np.nanmean(evidence.mean_tokens)))
-    return answer_lengths(evidence, fallback, settings).tokens
+    shape = (len(evidence.similarity), len(evidence.mean_tokens))
+    typical = np.where(
+        np.isnan(evidence.mean_tokens), np.nanmean(evidence.mean_tokens), evidence.mean_tokens
+    )
+    means = np.broadcast_to(typical, shape)
+    unlimited = np.full(shape[0], np.inf)
+    return answer_lengths(evidence, unlimited, LengthPrior(means, means, typical), settings).mean
 
 
 def _length_error(predicted: FloatArray, tokens: FloatArray) -> float:

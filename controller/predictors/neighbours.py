@@ -75,6 +75,8 @@ class Evidence:
         mean_count: int64[D]; scores behind the mean, 0 for a prior.
         mean_source: int64[D]; a `Source`.
         tokens: float64[R, K, D]; answer lengths, the target's own, else its model's elsewhere.
+        cut_tokens: float64[R, K, D]; where no whole answer of the target's own is known, how long
+            its longest one was when a limit cut it off; NaN otherwise.
         relative_length: float64[R, K]; the neighbour's answer length over the mean length of the
             destination that wrote it, on average over them; NaN where nobody answered.
         mean_tokens: float64[D]; NaN where neither the target nor its model wrote anything.
@@ -92,6 +94,7 @@ class Evidence:
     mean_count: IntArray
     mean_source: IntArray
     tokens: FloatArray
+    cut_tokens: FloatArray
     relative_length: FloatArray
     mean_tokens: FloatArray
     tokens_count: IntArray
@@ -115,21 +118,6 @@ class QualityEstimates:
     standard_error: FloatArray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LengthEstimates:
-    """Expected answer length of each request at each target.
-
-    Attributes:
-        tokens: float64[R, D], at least 1.
-        count: int64[R, D]; neighbours behind the value, or answers behind the mean.
-        source: int64[R, D]; a `Source`.
-    """
-
-    tokens: FloatArray
-    count: IntArray
-    source: IntArray
-
-
 @dataclass(frozen=True, slots=True)
 class Shrinkage:
     """How far ours trusts neighbours; a neighbour of similarity 1 weighs 1.
@@ -145,7 +133,7 @@ class Shrinkage:
         difficulty_weight: pseudo-observations that the difficulty of a prompt is the average one.
         remainder_weight: pseudo-observations that a destination does as well on this prompt as
             its mean and the prompt's difficulty say.
-        length_weight: pseudo-observations that an answer is as long as the destination's mean.
+        length_weight: pseudo-observations that an answer is as long as the destination's latest.
         margin: estimates stay this far from 0 and 1, where one surprise costs without bound.
     """
 
@@ -211,7 +199,7 @@ def shrunk_quality(
     """
     settings = shrinkage or Shrinkage()
     scores = evidence.scores[:, : settings.neighbours]
-    weights = _kernel(evidence, settings)
+    weights = kernel(evidence, settings)
     difficulty = evidence.difficulty[:, : settings.neighbours]
     is_rated = evidence.difficulty_count[:, : settings.neighbours] > 0
     rated_weights = np.where(is_rated, weights, 0.0)
@@ -232,48 +220,13 @@ def shrunk_quality(
     return _finish(value, count, count > 0, evidence, effective)
 
 
-def answer_lengths(
-    evidence: Evidence, fallback_tokens: FloatArray, shrinkage: Shrinkage | None = None
-) -> LengthEstimates:
-    """Expected answer lengths from the same neighbours (ours).
-
-    The target's mean length times how long similar prompts are answered relative to each writer's
-    mean: sum of w_i * ratio_i + m over sum of w_i + m, with the target's own ratio where its
-    answer is known and that of everybody else where it is not.
-
-    Args:
-        evidence: what the store knows.
-        fallback_tokens: float64[R]; used for targets that nobody ever heard an answer of.
-        shrinkage: how far neighbours are trusted.
-    """
-    settings = shrinkage or Shrinkage()
-    weights = _kernel(evidence, settings)[:, :, None]
-    is_heard = ~np.isnan(evidence.mean_tokens)
-    means = np.where(is_heard, evidence.mean_tokens, 1.0)
-    own = evidence.tokens[:, : settings.neighbours] / means
-    ratios = np.where(np.isnan(own), evidence.relative_length[:, : settings.neighbours, None], own)
-    is_used = ~np.isnan(ratios) & (weights > 0.0)
-    used_weights = np.where(is_used, weights, 0.0)
-    ratio = (
-        (used_weights * np.where(is_used, ratios, 0.0)).sum(axis=1) + settings.length_weight
-    ) / (used_weights.sum(axis=1) + settings.length_weight)
-    count = is_used.sum(axis=1)
-    tokens = np.where(is_heard, means * ratio, np.asarray(fallback_tokens)[:, None] * ratio)
-    source = np.where(count > 0, Source.NEIGHBOURS, evidence.tokens_source)
-    source = np.where(is_heard, source, Source.PRIOR)
-    return LengthEstimates(
-        np.maximum(tokens, 1.0),
-        np.where(count > 0, count, evidence.tokens_count).astype(np.int64),
-        source.astype(np.int64),
-    )
-
-
 def source_labels(sources: Sequence[int]) -> list[str]:
     """Words for `Source` codes."""
     return [Source(code).label for code in sources]
 
 
-def _kernel(evidence: Evidence, settings: Shrinkage) -> FloatArray:
+def kernel(evidence: Evidence, settings: Shrinkage) -> FloatArray:
+    """float64[R, K]: what each of the nearest `neighbours` weighs; 0 where there is none."""
     similarity = evidence.similarity[:, : settings.neighbours]
     is_identical = evidence.is_identical[:, : settings.neighbours]
     weights: FloatArray = np.exp((similarity - 1.0) / settings.bandwidth)

@@ -20,20 +20,18 @@ from controller.predictors.embedding import (
     OnnxEmbedding,
     default_folder,
 )
-from controller.predictors.neighbours import (
-    Shrinkage,
-    Source,
-    Target,
-    answer_lengths,
-    shrunk_quality,
-)
+from controller.predictors.neighbour_lengths import LengthPrior, answer_lengths
+from controller.predictors.neighbours import Shrinkage, Source, Target, shrunk_quality
 from controller.profiler.quality_store import QualityRecord, prompt_digest
-from controller.routing.formulation import expected_answer_tokens
+from controller.routing.formulation import answer_tokens_at
 from controller.routing.problem import FloatArray, IntArray
 from controller.storage.quality_files import QualityFolder
 
 _COMPACT_AFTER: Final = 5000
 """Journal records that a start may have to read one by one."""
+
+_NO_LIMIT_TOKENS: Final = 8192.0
+"""Longer than the answers of small models get; the curve of lengths ends here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,9 @@ class Outcome:
 
     Attributes:
         score_ratio: 0 to 1; None when nobody judged the answer.
-        output_tokens: None when its end was not the model's own, such as at max_tokens.
+        output_tokens: None when the length says nothing, such as after a cancel.
+        was_cut: `output_tokens` are those that the request's limit allowed; it would have been
+            longer.
     """
 
     text: str
@@ -50,6 +50,7 @@ class Outcome:
     model: str
     score_ratio: float | None
     output_tokens: int | None
+    was_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,12 +59,14 @@ class Predictions:
 
     Attributes:
         quality: float64[R, D], 0 to 1.
-        output_tokens: float64[R, D].
+        output_tokens: float64[R, D]; mean within each request's max_tokens.
+        median_tokens: float64[R, D]; the same for the median.
         quality_source: int64[R, D]; see `source_label`.
     """
 
     quality: FloatArray
     output_tokens: FloatArray
+    median_tokens: FloatArray
     quality_source: IntArray
 
 
@@ -124,8 +127,10 @@ class QualityPredictor:
         )
         quality = shrunk_quality(evidence, self._shrinkage)
         limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-        lengths = answer_lengths(evidence, expected_answer_tokens(limits), self._shrinkage)
-        return Predictions(quality.value, lengths.tokens, quality.source)
+        lengths = answer_lengths(
+            evidence, limits, length_prior(destinations, limits), self._shrinkage
+        )
+        return Predictions(quality.value, lengths.mean, lengths.median, quality.source)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Keep what finished requests taught, on disk before this returns.
@@ -143,6 +148,7 @@ class QualityPredictor:
                     outcome.model,
                     outcome.score_ratio,
                     outcome.output_tokens,
+                    outcome.was_cut,
                 )
                 for outcome, embedding in zip(outcomes, embeddings, strict=True)
             ]
@@ -168,6 +174,20 @@ class QualityPredictor:
     def close(self) -> None:
         """Close the files."""
         self._folder.close()
+
+
+def length_prior(destinations: Sequence[Destination], limits: FloatArray) -> LengthPrior:
+    """What the destinations' own latest answers say about lengths.
+
+    Args:
+        destinations: D.
+        limits: float64[R]; greatest answer length of each request.
+    """
+    unlimited = np.append(limits, _NO_LIMIT_TOKENS)
+    found = [answer_tokens_at(destination, unlimited) for destination in destinations]
+    means = np.stack([mean for mean, _ in found], axis=1)
+    medians = np.stack([median for _, median in found], axis=1)
+    return LengthPrior(means[:-1], medians[:-1], means[-1])
 
 
 def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> QualityPredictor:

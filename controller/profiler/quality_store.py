@@ -51,6 +51,7 @@ class QualityRecord:
         model: name of its model; equal names at other destinations lend each other outcomes.
         score: 0 to 1; None when nobody judged the answer.
         output_tokens: length of the answer; None when unknown.
+        was_cut: a limit ended the answer, so that it is only known to be at least so long.
     """
 
     prompt_digest: bytes
@@ -59,6 +60,7 @@ class QualityRecord:
     model: str
     score: float | None = None
     output_tokens: int | None = None
+    was_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class StoreContents:
         scores: float32[P, C], NaN where not scored.
         score_counts: uint16[P, C]; observations behind each.
         tokens: float32[P, C], NaN where not known.
-        token_counts: uint16[P, C].
+        token_counts: uint16[P, C]; 0 beside a number means that only answers that were cut off are
+            known, the longest of which had so many tokens.
     """
 
     digests: NDArray[np.uint8]
@@ -282,7 +285,10 @@ class QualityStore:
         if record.score is not None:
             self._scores.observe(row, column, record.score, shape)
         if record.output_tokens is not None:
-            self._tokens.observe(row, column, record.output_tokens, shape)
+            if record.was_cut:
+                self._tokens.observe_at_least(row, column, record.output_tokens, shape)
+            else:
+                self._tokens.observe(row, column, record.output_tokens, shape)
 
     def _index_new_rows(self) -> None:
         if self._index is None:
@@ -379,6 +385,7 @@ class QualityStore:
             token_mean, token_count = self._tokens.column_means(shape[1])
             scores = _gather(self._scores.means(shape), rows)
             tokens = _gather(self._tokens.means(shape), rows)
+            is_bound = self._tokens.counts(shape)[np.maximum(rows, 0)] == 0
             own = [self._columns.get(target.destination, -1) for target in targets]
             same_model = [
                 [c for c, model in enumerate(self._models) if model == target.model]
@@ -392,6 +399,8 @@ class QualityStore:
             own, same_model, token_mean, token_count, [math.nan] * len(targets)
         )
         own_scores = _own(scores, own)
+        cut_tokens = _own(np.where(is_bound, tokens, np.nan), own)
+        tokens = np.where(is_bound, np.nan, tokens)
         own_tokens = _own(tokens, own)
         rated = ~np.isnan(scores)
         difficulty_count = rated.sum(axis=2)
@@ -411,6 +420,7 @@ class QualityStore:
             mean_count=mean_count,
             mean_source=mean_source,
             tokens=_filled_from_model(own_tokens, tokens, same_model),
+            cut_tokens=cut_tokens,
             relative_length=np.where(
                 heard_count > 0, ratio.sum(axis=2) / np.maximum(heard_count, 1), np.nan
             ),
@@ -421,7 +431,10 @@ class QualityStore:
 
 
 class _Table:
-    """Means and counts of observations by row and column, growing on both axes."""
+    """Means and counts of observations by row and column, growing on both axes.
+
+    Where nothing was observed but bounds, the greatest one stands beside a count of 0.
+    """
 
     def __init__(self) -> None:
         self._means = np.full((0, 0), np.nan, dtype=np.float32)
@@ -434,9 +447,15 @@ class _Table:
         table = cls()
         table._means = means.astype(np.float32)
         table._counts = counts.astype(np.uint16)
-        table._column_sum = np.nansum(means, axis=0, dtype=np.float64)
-        table._column_count = (~np.isnan(means)).sum(axis=0).astype(np.int64)
+        is_observed = counts > 0
+        table._column_sum = np.sum(means, axis=0, dtype=np.float64, where=is_observed)
+        table._column_count = is_observed.sum(axis=0).astype(np.int64)
         return table
+
+    def observe_at_least(self, row: int, column: int, bound: float, shape: tuple[int, int]) -> None:
+        self._make_room(shape)
+        if not self._counts[row, column]:
+            self._means[row, column] = np.fmax(self._means[row, column], np.float32(bound))
 
     def observe(self, row: int, column: int, value: float, shape: tuple[int, int]) -> None:
         self._make_room(shape)
@@ -598,7 +617,7 @@ def _check(contents: StoreContents) -> None:
         ),
         (
             "tokens and their counts differ",
-            lambda: _disagree(contents.tokens, contents.token_counts),
+            lambda: bool((np.isnan(contents.tokens) & (contents.token_counts > 0)).any()),
         ),
     ]
     for text, is_at_fault in faults:

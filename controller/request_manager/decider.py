@@ -296,6 +296,7 @@ def _formulate(
         Normalisation(choice.normalisation),
         quality=predictions.quality if predictions else None,
         output_tokens=predictions.output_tokens if predictions else None,
+        median_tokens=predictions.median_tokens if predictions else None,
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):

@@ -20,6 +20,9 @@ _MAINTAIN_SECONDS: Final = 3600.0
 _PAUSE_SECONDS: Final = 1.0
 """Outcomes gather this long, so that one write and one embedding call serve many."""
 
+_TELLING: Final = (FinishReason.STOP, FinishReason.LENGTH)
+"""Ends that say how long the answer is, or at least was going to be."""
+
 
 class Learner:
     """Hands outcomes to the predictor; belongs to the event loop.
@@ -35,9 +38,9 @@ class Learner:
         self.dropped = 0
 
     def finished(self, record: RequestRecord) -> None:
-        """Learn the length of an answer that the model itself ended."""
+        """Learn the length of an answer that the model or its limit ended."""
         account = record.account
-        if account is None or account.completion.reason is not FinishReason.STOP:
+        if account is None or account.completion.reason not in _TELLING:
             return
         self._put(self._outcome(record, None))
 
@@ -70,15 +73,15 @@ class Learner:
     def _outcome(self, record: RequestRecord, score_ratio: float | None) -> Outcome:
         account = record.account
         assert account is not None  # both callers have looked
-        is_whole = account.completion.reason is FinishReason.STOP
+        reason = account.completion.reason
         return Outcome(
             record.request.text,
             destination_key(account.node_id, account.model),
             account.model,
             score_ratio,
-            account.completion.usage.completion_tokens
-            if is_whole and score_ratio is None
-            else None,
+            # The length was learnt when it finished; a score comes later.
+            account.completion.usage.completion_tokens if score_ratio is None else None,
+            was_cut=score_ratio is None and reason is FinishReason.LENGTH,
         )
 
     def _put(self, outcome: Outcome) -> None:

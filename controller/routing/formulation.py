@@ -23,6 +23,7 @@ from controller.routing.problem import (
     MalformedArray,
     NoDestination,
     Normalisation,
+    ProblemError,
     ProblemMetadata,
     RoutingProblem,
     checked_weights,
@@ -87,6 +88,7 @@ def formulate(
     normalisation: Normalisation = Normalisation.PAYOFF,
     quality: FloatArray | None = None,
     output_tokens: FloatArray | None = None,
+    median_tokens: FloatArray | None = None,
     *,
     class_quality: FloatArray | None = None,
     cluster_error: FloatArray | None = None,
@@ -122,7 +124,9 @@ def formulate(
         weights: quality, cost, energy, time; sum 1.
         normalisation: how the terms' bounds are computed.
         quality: float64[R, D], 0 to 1; None takes each destination's mean.
-        output_tokens: float64[R, D], predicted answer length; None estimates from max_tokens.
+        output_tokens: float64[R, D], predicted mean answer length; None takes the destinations'
+            own answers, or estimates from max_tokens.
+        median_tokens: float64[R, D], predicted median answer length; None takes output_tokens.
         class_quality: float64[R, D]; passed on to the policies that use it.
         cluster_error: float64[R, D]; passed on to the policies that use it.
         transfer_usd_per_byte: price of transfer on top of what each node's link costs.
@@ -156,14 +160,20 @@ def formulate(
     )
     read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
-        lengths = [_answer_tokens_at(d, max_tokens) for d in destinations]
+        if median_tokens is not None:
+            raise ProblemError("median_tokens come with the output_tokens that they belong to")
+        lengths = [answer_tokens_at(d, max_tokens) for d in destinations]
         wanted_tokens = np.stack([mean for mean, _ in lengths], axis=1)
         median_tokens = np.stack([median for _, median in lengths], axis=1)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
         )
-        median_tokens = wanted_tokens
+        median_tokens = (
+            wanted_tokens
+            if median_tokens is None
+            else np.minimum(_prediction("median_tokens", median_tokens, shape), max_tokens[:, None])
+        )
     most_tokens = np.maximum(1.0, context - prompt_tokens)
     answer_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
@@ -280,10 +290,10 @@ def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
     return expected
 
 
-def _answer_tokens_at(
+def answer_tokens_at(
     destination: Destination, max_tokens: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """float64[R] twice: mean and median length of an answer with these limits."""
+    """float64[R] twice: mean and median length of a destination's answers with these limits."""
     curve = destination.answer_lengths
     if curve is None:
         expected = expected_answer_tokens(max_tokens)

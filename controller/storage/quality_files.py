@@ -376,6 +376,7 @@ def _frame(record: QualityRecord) -> bytes:
             "model": record.model,
             "score": record.score,
             "output_tokens": record.output_tokens,
+            "was_cut": record.was_cut,
         }
     ).encode()
     body = struct.pack("<I", len(head)) + head
@@ -418,6 +419,7 @@ def _record(body: bytes) -> QualityRecord:
         model=head["model"],
         score=head["score"],
         output_tokens=head["output_tokens"],
+        was_cut=head.get("was_cut", False),  # journals of before did not keep such answers
     )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,16 @@ def test_records_survive_without_any_goodbye(tmp_path: Path) -> None:
         (column,) = folder.store.columns()
         assert column.mean_quality_ratio == pytest.approx((0.5 + 5) / 6)
         assert column.mean_output_tokens == 7.0
+
+
+def test_answers_that_were_cut_survive_as_bounds(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([replace(record(0), score=None, was_cut=True)])
+    for _ in range(2):
+        with opened(tmp_path) as folder:
+            assert folder.store.contents().tokens.tolist() == [[7.0]]
+            assert folder.store.contents().token_counts.tolist() == [[0]]
+            folder.compact()
 
 
 def test_compacting_changes_nothing_but_the_files(tmp_path: Path) -> None:

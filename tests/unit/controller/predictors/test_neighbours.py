@@ -7,49 +7,11 @@ from controller.predictors.neighbours import (
     Evidence,
     Shrinkage,
     Source,
-    answer_lengths,
     paper_quality,
     shrunk_quality,
     source_labels,
 )
-
-NAN = np.nan
-
-
-def evidence(
-    similarity: list[list[float]],
-    scores: list[list[list[float]]],
-    mean: list[float],
-    *,
-    own_scores: list[list[list[float]]] | None = None,
-    difficulty: list[list[float]] | None = None,
-    tokens: list[list[list[float]]] | None = None,
-    mean_tokens: list[float] | None = None,
-    relative_length: list[list[float]] | None = None,
-    mean_source: Source = Source.DESTINATION_MEAN,
-) -> Evidence:
-    values = np.array(scores, dtype=np.float64)
-    rated = np.zeros(np.shape(similarity)) if difficulty is None else np.array(difficulty)
-    return Evidence(
-        similarity=np.array(similarity, dtype=np.float64),
-        is_identical=np.zeros(np.shape(similarity), dtype=np.bool_),
-        own_scores=values if own_scores is None else np.array(own_scores, dtype=np.float64),
-        scores=values,
-        difficulty=rated,
-        difficulty_count=(~np.isnan(values)).sum(axis=2),
-        mean=np.array(mean),
-        mean_count=np.full(len(mean), 50),
-        mean_source=np.full(len(mean), int(mean_source)),
-        tokens=np.full_like(values, NAN) if tokens is None else np.array(tokens),
-        relative_length=(
-            np.full(np.shape(similarity), NAN)
-            if relative_length is None
-            else np.array(relative_length)
-        ),
-        mean_tokens=np.full(len(mean), NAN) if mean_tokens is None else np.array(mean_tokens),
-        tokens_count=np.full(len(mean), 50),
-        tokens_source=np.full(len(mean), int(Source.DESTINATION_MEAN)),
-    )
+from tests.fakes.evidence import NAN, evidence
 
 
 def test_eq_3_by_hand() -> None:
@@ -149,29 +111,3 @@ def test_estimates_are_probabilities_whatever_is_known(seed: int, r: int, k: int
         assert ((found.value >= 0.0) & (found.value <= 1.0)).all()
         assert np.isfinite(found.standard_error).all()
         assert (found.count >= 1).all()
-
-
-def test_answers_are_as_long_as_those_to_similar_prompts() -> None:
-    found = answer_lengths(
-        evidence(
-            [[1.0]],
-            [[[NAN, NAN, NAN]]],
-            [0.5, 0.5, 0.5],
-            tokens=[[[300.0, NAN, NAN]]],
-            mean_tokens=[100.0, 50.0, NAN],
-            relative_length=[[2.0]],
-        ),
-        np.array([64.0]),
-        Shrinkage(length_weight=1.0),
-    )
-    # Its own answer, then everybody's ratio at its own mean, then at the fall-back.
-    assert found.tokens[0] == pytest.approx([100.0 * 2.0, 50.0 * 1.5, 64.0 * 1.5])
-    assert found.source[0].tolist() == [Source.NEIGHBOURS, Source.NEIGHBOURS, Source.PRIOR]
-
-
-def test_answers_fall_back_to_the_mean_and_then_to_the_given_length() -> None:
-    found = answer_lengths(
-        evidence([[0.0]], [[[NAN, NAN]]], [0.5, 0.5], mean_tokens=[80.0, NAN]), np.array([64.0])
-    )
-    assert found.tokens[0].tolist() == [80.0, 64.0]
-    assert found.source[0].tolist() == [Source.DESTINATION_MEAN, Source.PRIOR]

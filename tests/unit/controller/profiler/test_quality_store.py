@@ -66,6 +66,26 @@ def test_a_completion_without_a_score_teaches_its_length_only() -> None:
     assert found.source[0, 0] == Source.PRIOR
 
 
+def test_an_answer_that_was_cut_bounds_its_length_until_a_whole_one_comes() -> None:
+    store = QualityStore(DIMENSION)
+    target = [Target("pi/small", "small", 0.5)]
+    cut = [
+        replace(record(1, score=None, output_tokens=tokens), was_cut=True) for tokens in (64, 32)
+    ]
+    store.add(cut)
+    for known in (store, QualityStore.from_contents(store.contents())):
+        found = known.evidence(vector(1)[None], target, 1)
+        assert found.cut_tokens.ravel().tolist() == [64.0]
+        assert np.isnan(found.tokens).all()
+        assert np.isnan(found.mean_tokens).all()
+        assert known.columns()[0].mean_output_tokens is None
+    store.add([record(1, score=None, output_tokens=80), cut[0]])
+    found = store.evidence(vector(1)[None], target, 1)
+    assert found.tokens.ravel().tolist() == [80.0]
+    assert found.mean_tokens.tolist() == [80.0]
+    assert np.isnan(found.cut_tokens).all()
+
+
 def test_fall_backs_go_from_destination_to_model_to_prior() -> None:
     store = QualityStore(DIMENSION)
     store.add([record(p, score=0.25) for p in range(4)])

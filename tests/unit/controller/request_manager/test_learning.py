@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ from controller.config import RoutingSettings
 from controller.domain.batch import Weights
 from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FinishReason, Usage
-from controller.domain.request import InferenceRequest
+from controller.domain.request import InferenceRequest, Sampling
 from controller.errors import InvalidRequestError
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.predictors.embedding import FloatArray
@@ -127,15 +128,31 @@ async def test_finished_answer_teaches_its_length(predictor: QualityPredictor) -
     await learner.drain()
     found = predictor.predict([request("Algebra two")], FLEET.destinations[:1])
     assert found is not None
-    assert found.output_tokens[0, 0] == pytest.approx(7.0)
+    # The prior of 256 counts for a twentieth of an answer.
+    assert found.output_tokens[0, 0] == pytest.approx((7.0 + 0.05 * 128.0) / 1.05, abs=0.01)
+    assert found.median_tokens[0, 0] == 7.0
 
 
-@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CANCELLED])
-async def test_answer_that_was_cut_off_teaches_no_length(
-    predictor: QualityPredictor, reason: FinishReason
+async def test_answer_that_its_limit_cut_off_would_have_been_longer(
+    predictor: QualityPredictor,
 ) -> None:
     learner = Learner(predictor)
-    learner.finished(record("Algebra one", reason))
+    learner.finished(record("Algebra one", FinishReason.LENGTH))
+    await learner.drain()
+
+    def foreseen(limit: int) -> float:
+        asked = replace(request("Algebra two"), sampling=Sampling(max_tokens=limit))
+        found = predictor.predict([asked], FLEET.destinations[:1])
+        assert found is not None
+        return float(found.output_tokens[0, 0])
+
+    assert foreseen(7) == pytest.approx(7.0, abs=0.05)
+    assert foreseen(200) > 100.0
+
+
+async def test_answer_that_was_cancelled_teaches_no_length(predictor: QualityPredictor) -> None:
+    learner = Learner(predictor)
+    learner.finished(record("Algebra one", FinishReason.CANCELLED))
     await learner.drain()
     assert predictor.profiled_prompts == 0
 

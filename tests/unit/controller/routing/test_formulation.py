@@ -27,6 +27,7 @@ from controller.routing.problem import (
     InvalidWeights,
     MalformedArray,
     NoDestination,
+    ProblemError,
 )
 from tests.unit.controller.routing.clusters import destination, fleet, node, request
 
@@ -213,6 +214,17 @@ def test_conversations_last_node_is_faster_by_what_it_still_holds() -> None:
     assert found.problem.feasible.all()
     stranger = formulate([request(session_id="other")], warm, output_tokens=tokens)
     assert stranger.read_tokens.tolist() == [[100.0, 100.0]]
+
+
+def test_predicted_medians_stay_within_the_limit_and_need_their_means() -> None:
+    snapshot = fleet([node("a")], [destination("a", "m")])
+    asked = [request(sampling=Sampling(max_tokens=64))]
+    batch = formulate(
+        asked, snapshot, output_tokens=np.array([[40.0]]), median_tokens=np.array([[90.0]])
+    )
+    assert (batch.output_tokens[0, 0], batch.median_tokens[0, 0]) == (40.0, 64.0)
+    with pytest.raises(ProblemError, match="belong"):
+        formulate(asked, snapshot, median_tokens=np.array([[90.0]]))
 
 
 def test_destinations_own_answers_replace_the_typical_length() -> None:
