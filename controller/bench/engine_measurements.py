@@ -1,10 +1,11 @@
 """Measures the real engine on this machine under several limits, as if on unlike devices."""
 
 import asyncio
+import contextlib
 import json
 import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -61,81 +62,178 @@ LIMITS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What is measured; a folder goes on only with an equal one.
+
+    Attributes:
+        workloads: question sets, as `edge-controller profile --workload` takes them.
+        models: of the catalogue.
+        limits: the device classes.
+        sample: questions of each workload.
+        max_tokens: longest answer.
+        seed: of the choice of questions.
+        limits_each: limits under which one model is asked one question, 1 to all. With fewer than
+            all they are taken in turn, by question, model and limit, as in a Latin square: the same
+            time buys more questions, and a model's answer to a question is as long on any device.
+    """
+
+    workloads: tuple[str, ...]
+    models: tuple[str, ...] = MODELS
+    limits: tuple[Limit, ...] = LIMITS
+    sample: int = 10
+    max_tokens: int = 64
+    seed: int = 0
+    limits_each: int = len(LIMITS)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limits_each <= len(self.limits):
+            raise EngineMeasurementsError(
+                f"{self.limits_each} limits for each question; there are {len(self.limits)}"
+            )
+
+    def parts(self, limit: int, model: int) -> list[int]:
+        """Which questions a model is asked under a limit: their number, modulo the limits."""
+        count = len(self.limits)
+        return [
+            residue for residue in range(count)
+            if (residue + limit + model) % count < self.limits_each
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Folders of measurements that are whole, and how many there will be."""
+
+    folders: list[Path]
+    total: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to measure."""
+        return len(self.folders) == self.total
+
+
 async def measure_engine(
     out: Path,
     models_folder: Path,
-    workloads: Sequence[str],
+    design: Design,
     *,
-    sample: int = 10,
-    max_tokens: int = 64,
-    seed: int = 0,
-    models: Sequence[str] = MODELS,
-    limits: Sequence[Limit] = LIMITS,
+    catalog: Path | None = None,
+    seconds: float | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Path]:
-    """Folders of measurements, one for each limit and model, which `edge-controller fit` reads.
+) -> Progress:
+    """Measure what is not measured yet, for `edge-controller fit` to read.
 
-    One agent at a time runs all models, and one question at a time is asked, so that nothing but
+    One agent at a time runs the models, and one question at a time is asked, so that nothing but
     the machine's other work disturbs.
 
     Args:
         out: gets LIMIT/MODEL/measurements.csv, and logs; a run that was cut off goes on.
         models_folder: where model files are, or are put.
-        workloads: question sets, as `edge-controller profile --workload` takes them.
-        sample: questions of each workload.
-        max_tokens: longest answer.
-        seed: of the choice of questions.
-        models: of the catalogue.
-        limits: the device classes.
+        design: what is measured.
+        catalog: models beyond those that the agent knows.
+        seconds: stop after so long; None goes on to the end.
         say: told what is being done.
 
     Raises:
-        EngineMeasurementsError: a model cannot be had, or a process failed.
+        EngineMeasurementsError: a model cannot be had, a process failed, or the folder was begun
+            with another design.
     """
-    for model in models:
-        say(f"model {model}")
+    _begin(out, design)
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(_measure(out, models_folder, design, catalog, say), seconds)
+    whole = [folder for _, _, folder in _folders(out, design) if _is_whole(folder)]
+    return Progress(whole, len(design.limits) * len(design.models))
+
+
+def _begin(out: Path, design: Design) -> None:
+    """Write down what is measured, or check that it is what was begun here."""
+    text = json.dumps(asdict(design), indent=1)
+    path = out / "design.json"
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+    elif path.read_text(encoding="utf-8") != text:
+        raise EngineMeasurementsError(
+            f"{out} was begun with other questions, models, limits or settings ({path.name} in it "
+            "has them); go on with the same, or take another folder"
+        )
+
+
+def _folders(out: Path, design: Design) -> Iterator[tuple[int, int, Path]]:
+    """(limit, model, folder) of each part of the measurement."""
+    for at, limit in enumerate(design.limits):
+        for index, model in enumerate(design.models):
+            yield at, index, out / limit.name / model
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "measurements.csv").exists()  # which is written last
+
+
+async def _measure(
+    out: Path,
+    models_folder: Path,
+    design: Design,
+    catalog: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    left = [part for part in _folders(out, design) if not _is_whole(part[2])]
+    puller = out / "puller.toml"
+    puller.write_text(_agent_head(out / "agents" / "puller", models_folder, catalog), "utf-8")
+    for model in sorted({index for _, index, _ in left}):
+        say(f"model {design.models[model]}")
         await _run(
             [
-                command_path("edge-agent"), "models", "pull", model,
-                "--data-dir", str(models_folder.parent), "--json",
+                command_path("edge-agent"), "models", "pull", design.models[model],
+                "--config", str(puller), "--json",
             ],
             _PULL_SECONDS,
         )  # fmt: skip
-    found: list[Path] = []
-    for limit in limits:
+    for at, limit in enumerate(design.limits):
+        parts = [(index, folder) for place, index, folder in left if place == at]
+        if not parts:
+            continue
+        models = [design.models[index] for index, _ in parts]
         processes = Processes(out / "logs" / limit.name)
         try:
             connection = await _start_controller(processes, out)
-            await _start_agent(processes, connection, out, models_folder, limit, models, say)
-            for model in models:
-                folder = out / limit.name / model
-                say(f"{limit.hardware}: {model}")
-                resume = ["--resume"] if folder.exists() else []
-                chosen = [part for name in workloads for part in ("--workload", name)]
-                await _run(
-                    [
-                        command_path("edge-controller"), "profile", *chosen,
-                        "--sample", str(sample), "--max-tokens", str(max_tokens), "--no-teach",
-                        "--seed", str(seed),
-                        "--model", model, "--out", str(folder), *resume,
-                        "--controller", connection.address, "--ca-file", str(connection.ca_file),
-                        "--json",
-                    ],
-                    _PROFILE_SECONDS,
-                )  # fmt: skip
-                await _run(
-                    [
-                        command_path("edge-controller"), "profile", "export", str(folder),
-                        "--format", "csv",
-                    ],
-                    _EXPORT_SECONDS,
-                )  # fmt: skip
-                found.append(folder)
+            settings = agent_settings(connection, out, models_folder, limit, models, catalog)
+            await _start_agent(processes, connection, out, limit, settings, say)
+            for index, folder in parts:
+                say(f"{limit.hardware}: {design.models[index]}")
+                await _profile(connection, folder, design, at, index)
         except DemoError as error:
             raise EngineMeasurementsError(str(error)) from error
         finally:
             await asyncio.shield(processes.stop())
-    return found
+
+
+async def _profile(
+    connection: Connection, folder: Path, design: Design, limit: int, model: int
+) -> None:
+    resume = ["--resume"] if folder.exists() else []
+    chosen = [word for name in design.workloads for word in ("--workload", name)]
+    count = len(design.limits)
+    parts = [
+        word for part in design.parts(limit, model) for word in ("--part", f"{part + 1}/{count}")
+    ]
+    await _run(
+        [
+            command_path("edge-controller"), "profile", *chosen, *parts,
+            "--sample", str(design.sample), "--max-tokens", str(design.max_tokens),
+            "--seed", str(design.seed), "--no-teach",
+            "--model", design.models[model], "--out", str(folder), *resume,
+            "--controller", connection.address, "--ca-file", str(connection.ca_file), "--json",
+        ],
+        _PROFILE_SECONDS,
+    )  # fmt: skip
+    await _run(
+        [
+            command_path("edge-controller"), "profile", "export", str(folder), "--format", "csv",
+        ],
+        _EXPORT_SECONDS,
+    )  # fmt: skip
 
 
 async def _run(arguments: Sequence[str], seconds: float) -> None:
@@ -173,19 +271,14 @@ async def _start_agent(
     processes: Processes,
     connection: Connection,
     out: Path,
-    models_folder: Path,
     limit: Limit,
-    models: Sequence[str],
+    settings: str,
     say: Callable[[str], None],
 ) -> None:
     say(f"agent {limit.name}: {limit.hardware}")
-    settings = out / f"{limit.name}.toml"
-    settings.write_text(
-        agent_settings(connection, out, models_folder, limit, models), encoding="utf-8"
-    )
-    await processes.start(
-        limit.name, [command_path("edge-agent"), "run", "--config", str(settings)]
-    )
+    path = out / f"{limit.name}.toml"
+    path.write_text(settings, encoding="utf-8")
+    await processes.start(limit.name, [command_path("edge-agent"), "run", "--config", str(path)])
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _AGENT_SECONDS
     async with connected(connection) as client:
@@ -206,15 +299,18 @@ async def _start_agent(
 
 
 def agent_settings(
-    connection: Connection, out: Path, models_folder: Path, limit: Limit, models: Sequence[str]
+    connection: Connection,
+    out: Path,
+    models_folder: Path,
+    limit: Limit,
+    models: Sequence[str],
+    catalog: Path | None = None,
 ) -> str:
     """The agent's TOML; JSON's strings are TOML's, too."""
     head = f"""\
 node_id = {json.dumps(limit.name)}
 hardware = {json.dumps(limit.hardware)}
-data_dir = {json.dumps(str(out / "agents" / limit.name))}
-models_dir = {json.dumps(str(models_folder))}
-
+{_agent_head(out / "agents" / limit.name, models_folder, catalog)}
 [controller]
 address = {json.dumps(connection.address)}
 ca_file = {json.dumps(str(connection.ca_file))}
@@ -231,3 +327,11 @@ cpu_share_ratio = {limit.cpu_share_ratio}
         for model in models
     ]
     return head + "".join(blocks)
+
+
+def _agent_head(data_dir: Path, models_folder: Path, catalog: Path | None) -> str:
+    own = "" if catalog is None else f"catalog_file = {json.dumps(str(catalog))}\n"
+    return f"""\
+data_dir = {json.dumps(str(data_dir))}
+models_dir = {json.dumps(str(models_folder))}
+{own}"""

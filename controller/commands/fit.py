@@ -194,6 +194,21 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--model", "models", multiple=True, help="Of the catalogue; may be given again.")
 @click.option(
+    "--catalog",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Models of your own, as in the agent's catalog_file.",
+)
+@click.option(
+    "--limits-each",
+    type=click.IntRange(min=1),
+    help="Ask a model each question under so many of the limits, in turn; under all by default.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    help="Stop after so long; the same command goes on.",
+)
+@click.option(
     "--models-folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path.home() / ".cache" / "pointsman" / "models",
@@ -206,33 +221,51 @@ def bench_engine_command(
     max_tokens: int,
     seed: int,
     models: tuple[str, ...],
+    catalog: Path | None,
+    limits_each: int | None,
+    seconds: float | None,
     models_folder: Path,
     out: Path,
 ) -> None:
     """Measure several models under several thread limits here, for `edge-controller fit`."""
     from controller.bench.engine_measurements import (
+        LIMITS,
         MODELS,
+        Design,
         EngineMeasurementsError,
         measure_engine,
     )
 
     out.mkdir(parents=True, exist_ok=True)
     try:
-        folders = asyncio.run(
+        design = Design(
+            workloads,
+            models or MODELS,
+            sample=sample,
+            max_tokens=max_tokens,
+            seed=seed,
+            limits_each=limits_each or len(LIMITS),
+        )
+        progress = asyncio.run(
             measure_engine(
                 out.resolve(),
-                models_folder,
-                workloads,
-                sample=sample,
-                max_tokens=max_tokens,
-                seed=seed,
-                models=models or MODELS,
+                models_folder.resolve(),
+                design,
+                catalog=catalog.resolve() if catalog else None,
+                seconds=seconds,
                 say=lambda line: click.echo(line, err=True),
             )
         )
     except EngineMeasurementsError as error:
         raise CommandFailedError(str(error)) from error
-    click.echo("edge-controller fit " + " ".join(f"--measurements {path}" for path in folders))
+    if not progress.is_complete:
+        raise CommandFailedError(
+            f"stopped after {seconds:g} s with {len(progress.folders)} of {progress.total} parts "
+            "whole; give the same command again to go on"
+        )
+    click.echo(
+        "edge-controller fit " + " ".join(f"--measurements {path}" for path in progress.folders)
+    )
 
 
 @click.command("drlm")

@@ -31,12 +31,27 @@ if TYPE_CHECKING:
     from controller.offline.fleet_view import FleetView
     from controller.offline.journal import Journal, Plan
     from controller.offline.profiling import RunOutcome
-    from controller.offline.questions import Question
+    from controller.offline.questions import Part, Question
     from controller.offline.recording import Recorder
 
 Result = TypeVar("Result")
 Decorated = Callable[..., Any]
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _Part(click.ParamType["Part"]):
+    """Such as 2/4."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Part":
+        from controller.offline.questions import Part
+
+        try:
+            index, of = (int(number) for number in str(value).split("/"))
+            return Part(index - 1, of)
+        except ValueError:
+            self.fail(f"{value!r} is no part such as 2/4", param, ctx)
 
 
 def _chooses_questions(command: Decorated) -> Decorated:
@@ -74,6 +89,15 @@ def _chooses_questions(command: Decorated) -> Decorated:
                 "--limit",
                 type=click.IntRange(min=1),
                 help="At most so many questions of each file, the first ones.",
+            ),
+            click.option(
+                "--part",
+                "parts",
+                type=_Part(),
+                multiple=True,
+                metavar="I/N",
+                help="Only every N-th of these questions of each file, from the I-th on; may be "
+                "given again. So several fleets share a set out.",
             ),
             click.option(
                 "--seed",
@@ -138,6 +162,7 @@ def profile(
     classes: tuple[str, ...],
     sample: int | None,
     limit: int | None,
+    parts: "tuple[Part, ...]",
     seed: int,
     max_tokens: int,
     timeout: float,
@@ -164,7 +189,7 @@ def profile(
     from controller.offline.summary import summarised
     from controller.offline.tables import print_summary
 
-    files, questions = _questions(workloads, format, classes, sample, limit, seed)
+    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
     sending = Sending(max_tokens, seed, timeout, node_wait)
     plan = plan_of(files, questions, max_tokens, seed)
     outcome = _to_end(
@@ -302,10 +327,11 @@ def _questions(
     classes: Sequence[str],
     sample: int | None,
     limit: int | None,
+    parts: "tuple[Part, ...]",
     seed: int,
 ) -> "tuple[list[tuple[Path, str]], list[Question]]":
     """The files with their formats, and the questions that are chosen of them."""
-    from controller.offline.questions import chosen
+    from controller.offline.questions import chosen, parted
     from controller.offline.workloads import FORMATS, WorkloadError, read_workload
 
     if not workloads:
@@ -323,7 +349,7 @@ def _questions(
             raise Wrong(str(error)) from error
         known |= {question.question_class for question in questions}
         files.append(own)
-        found += chosen(questions, wanted, sample, seed)[:limit]
+        found += parted(chosen(questions, wanted, sample, seed)[:limit], parts)
     if wanted - known:
         raise Wrong(
             f"no class {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}"
@@ -361,6 +387,7 @@ def routed(
     classes: tuple[str, ...],
     sample: int | None,
     limit: int | None,
+    parts: "tuple[Part, ...]",
     seed: int,
     max_tokens: int,
     timeout: float,
@@ -380,7 +407,7 @@ def routed(
     from controller.offline.routed import batches_of
     from controller.offline.summary import ROUTED
 
-    files, questions = _questions(workloads, format, classes, sample, limit, seed)
+    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
     if not questions:
         raise Wrong("no questions are left of the files")
     run_id = uuid.uuid4().hex[:12]
@@ -624,7 +651,9 @@ def import_command(
     from controller.offline.outcome_import import ImportFailedError, import_outcomes
     from controller.offline.outcome_tables import OutcomeTableError, read_outcomes
 
-    questions = _questions([question_file], "auto", (), None, None, 0)[1] if question_file else ()
+    questions = (
+        _questions([question_file], "auto", (), None, None, (), 0)[1] if question_file else ()
+    )
     names = _renames(renames)
     try:
         outcomes, blank = read_outcomes(table, questions)

@@ -53,3 +53,29 @@ def chosen(
         return kept
     rng = random.Random(seed)
     return [kept[index] for index in sorted(rng.sample(range(len(kept)), sample))]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Every `of`-th question, from number `index` on: several parts share a set out.
+
+    Attributes:
+        index: 0 to `of` - 1.
+        of: how many parts there are.
+    """
+
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            raise ValueError(f"part {self.index + 1} of {self.of}")
+
+
+def parted(questions: Sequence[Question], parts: Collection[Part]) -> list[Question]:
+    """The questions, of one workload, that are in one of the parts; all when there are none."""
+    return [
+        question
+        for at, question in enumerate(questions)
+        if not parts or any(at % part.of == part.index for part in parts)
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.offline.graders import Grader
-from controller.offline.questions import chosen
+from controller.offline.questions import Part, chosen, parted
 from controller.offline.workloads import WorkloadError, read_workload
 
 TRUTHFULQA = ["Type", "Category", "Question", "Best Answer", "Correct Answers",
@@ -240,3 +240,23 @@ def test_gsm8k_grader_agrees_with_the_published_judgements() -> None:
             for run in ("6b_finetuning", "175b_verification"):
                 judged = record[run]
                 assert grade(key, judged["solution"]).score_ratio == judged["is_correct"]
+
+
+def test_parts_share_the_questions_out_without_loss(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(lines(*({"id": n, "prompt": "x"} for n in range(10))))
+    questions = read_workload(path)
+    parts = [parted(questions, [Part(index, 4)]) for index in range(4)]
+    assert [len(part) for part in parts] == [3, 3, 2, 2]
+    numbers = sorted(int(q.question_id) for part in parts for q in part)
+    assert numbers == list(range(10))
+    assert parted(questions, [Part(1, 4), Part(3, 4)]) == sorted(
+        parts[1] + parts[3], key=lambda q: int(q.question_id)
+    )
+    assert parted(questions, []) == questions
+
+
+@pytest.mark.parametrize(("index", "of"), [(-1, 4), (4, 4), (0, 0)])
+def test_a_part_that_does_not_exist_is_refused(index: int, of: int) -> None:
+    with pytest.raises(ValueError, match="part"):
+        Part(index, of)
