@@ -7,7 +7,6 @@ at work. Nothing here tells the controller anything: what it predicted is in eac
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import grpc
 import numpy as np
 from rich.console import Console
 
+from controller.bench.bursts import Round
 from controller.client import Client
-from controller.demo.questions import QUESTIONS
 from controller.demo.run import DemoOptions, running_fleet
 from controller.offline.report import spearman
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
@@ -27,13 +26,10 @@ ERROR_TARGET_RATIO: Final = 0.2
 RANK_TARGET: Final = 0.8
 
 _ANSWER_SECONDS: Final = 300.0
-_LIMITS: Final = (16, 32, 48, 96)
-"""Greatest answer lengths of the workload, in turn at random."""
-
 _WEIGHTS: Final = types_pb2.ObjectiveWeights(quality=0.1, cost=0.1, energy=0.1, time=0.7)
 """Mostly time, so that every node gets its share and queues stay short."""
 
-_LONGEST_PROMPT_QUESTIONS: Final = 12
+_FOLLOWS_AFTER_SECONDS: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,36 +124,11 @@ def rank_correlation(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) 
     return spearman(first, second) if len(first) >= 3 else None
 
 
-def workload(rounds: int, seed: int) -> list[list[types_pb2.InferenceRequest]]:
-    """Bursts of 1 to 8 requests: short and long prompts, short and long answers."""
-    rng = np.random.default_rng(seed)
-    bursts = []
-    for _ in range(rounds):
-        burst = []
-        for _ in range(int(rng.integers(1, 9))):
-            many = round(math.exp(rng.uniform(0.0, math.log(_LONGEST_PROMPT_QUESTIONS))))
-            chosen = rng.choice(len(QUESTIONS), size=many, replace=False)
-            text = " ".join(QUESTIONS[int(index)].text for index in chosen)
-            burst.append(
-                types_pb2.InferenceRequest(
-                    chat=types_pb2.Chat(
-                        messages=[types_pb2.ChatMessage(role="user", content=text)]
-                    ),
-                    sampling=types_pb2.SamplingParameters(
-                        max_tokens=int(rng.choice(_LIMITS)), temperature=0.0
-                    ),
-                )
-            )
-        bursts.append(burst)
-    return bursts
-
-
 async def bench_predictions(
     cache: Path,
-    rounds: int,
+    rounds: Sequence[Round],
     warm_up_rounds: int,
     policy: str,
-    seed: int,
     console: Console,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[PredictionReport, list[Observation]]:
@@ -165,34 +136,33 @@ async def bench_predictions(
 
     Args:
         cache: where the models are kept.
-        rounds: bursts that are judged, after `warm_up_rounds`.
+        rounds: what is sent; the next one goes when all of the last are answered.
+        warm_up_rounds: so many of them, the first ones, are not judged.
         say: told how it goes.
 
     Raises:
         DemoError: the fleet could not be started.
         ValueError: nothing was answered.
     """
-    bursts = workload(warm_up_rounds + rounds, seed)
     observations: list[Observation] = []
     failed = 0
-    async with running_fleet(DemoOptions(cache), console) as fleet:
+    async with running_fleet(DemoOptions(cache, learns=True), console) as fleet:
         await fleet.client.admin.SetPolicy(
             admin_pb2.SetPolicyRequest(policy=policy, weights=_WEIGHTS), timeout=10
         )
-        for index, burst in enumerate(bursts):
-            # Every third burst meets the one before it still at work.
-            overlaps = index % 3 == 2
-            sent = [asyncio.create_task(_ask(fleet.client, index, one)) for one in burst]
-            if overlaps:
-                await asyncio.sleep(0.4)
-                follower = workload(1, seed + 1000 + index)[0]
-                sent += [asyncio.create_task(_ask(fleet.client, index, one)) for one in follower]
+        for index, both in enumerate(rounds):
+            sent = [asyncio.create_task(_ask(fleet.client, index, one)) for one in both.burst]
+            if both.follower:
+                await asyncio.sleep(_FOLLOWS_AFTER_SECONDS)
+                sent += [
+                    asyncio.create_task(_ask(fleet.client, index, one)) for one in both.follower
+                ]
             answers = await asyncio.gather(*sent)
             done = [one for one in answers if one is not None]
             if index >= warm_up_rounds:
                 observations += done
                 failed += len(answers) - len(done)
-            say(f"burst {index + 1} of {len(bursts)}: {len(done)} of {len(answers)} answered")
+            say(f"round {index + 1} of {len(rounds)}: {len(done)} of {len(answers)} answered")
     return judged(observations, failed), observations
 
 

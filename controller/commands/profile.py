@@ -332,7 +332,7 @@ def _questions(
 ) -> "tuple[list[tuple[Path, str]], list[Question]]":
     """The files with their formats, and the questions that are chosen of them."""
     from controller.offline.questions import chosen, parted
-    from controller.offline.workloads import FORMATS, WorkloadError, read_workload
+    from controller.offline.workloads import WorkloadError, named_workload, read_workload
 
     if not workloads:
         raise click.UsageError("name at least one file of questions with --workload")
@@ -341,8 +341,7 @@ def _questions(
     files: list[tuple[Path, str]] = []
     found: list[Question] = []
     for workload in workloads:
-        before, is_named, after = workload.partition("=")
-        own = (Path(after), before) if is_named and before in FORMATS else (Path(workload), format)
+        own = named_workload(workload, format)
         try:
             questions = read_workload(own[0], own[1], seed)
         except WorkloadError as error:

@@ -299,6 +299,22 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
     show_default=True,
     help="Bursts before those that are judged.",
 )
+@click.option(
+    "--workload",
+    "workloads",
+    type=text,
+    multiple=True,
+    metavar="[FORMAT=]FILE",
+    help="Questions to ask, as `edge-controller profile` reads them; may be given again. A few "
+    "built-in ones by default.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=96,
+    show_default=True,
+    help="Longest answer of a question of a file that gives no length itself.",
+)
 @click.option("--policy", type=text, default="memetic", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
@@ -310,25 +326,40 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
     help="Where model files and measured speeds are kept.",
 )
 def bench_predictions_command(
-    as_json: bool, rounds: int, warm_up_rounds: int, policy: str, seed: int, cache: Path
+    as_json: bool,
+    rounds: int,
+    warm_up_rounds: int,
+    workloads: tuple[str, ...],
+    max_tokens: int,
+    policy: str,
+    seed: int,
+    cache: Path,
 ) -> None:
     """Measure predicted against real completion times on three agents with real models."""
     import asyncio
 
     from rich.console import Console
 
+    from controller.bench.bursts import built_in_rounds, question_rounds
     from controller.bench.predictions import bench_predictions, report_as_json
     from controller.client import ConnectError
     from controller.demo.errors import DemoError
+    from controller.offline.workloads import WorkloadError, named_workload, read_workload
 
+    try:
+        questions = [q for name in workloads for q in read_workload(*named_workload(name), seed)]
+    except WorkloadError as error:
+        raise CommandFailedError(str(error)) from error
+    count = warm_up_rounds + rounds
     try:
         report, observations = asyncio.run(
             bench_predictions(
                 cache.expanduser().absolute(),
-                rounds,
+                question_rounds(questions, count, seed, max_tokens)
+                if questions
+                else built_in_rounds(count, seed),
                 warm_up_rounds,
                 policy,
-                seed,
                 Console(stderr=True, highlight=False),
                 say=lambda line: click.echo(line, err=True),
             )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class DemoOptions:
 
     Attributes:
         cache: where model files, calibrations and logs are kept between runs.
+        learns: what the fleet answers teaches how later prompts are answered; of earlier runs it
+            knows nothing.
     """
 
     cache: Path
@@ -77,6 +80,7 @@ class DemoOptions:
     stay: bool = False
     json_file: Path | None = None
     questions: Sequence[Question] = field(default=QUESTIONS)
+    learns: bool = False
 
 
 async def run_demo(options: DemoOptions, console: Console) -> list[PolicyResult]:
@@ -118,11 +122,13 @@ async def running_fleet(options: DemoOptions, console: Console) -> AsyncIterator
         asyncio.CancelledError: Ctrl-C.
     """
     folder = options.cache / "demo"
+    if options.learns:
+        shutil.rmtree(folder / "controller" / "quality", ignore_errors=True)
     processes = Processes(folder / "logs")
     with _stopped_by_signals():
         try:
             await _pull_models(options, console)
-            connection = await _start_controller(processes, folder, console)
+            connection = await _start_controller(processes, folder, options, console)
             async with connected(connection) as client:
                 await _start_agents(processes, options, connection, client, console)
                 yield DemoFleet(client, processes, connection)
@@ -174,7 +180,9 @@ async def _pull_models(options: DemoOptions, console: Console) -> None:
             raise DemoError(f"{agent.model} could not be had; the lines above say why")
 
 
-async def _start_controller(processes: Processes, folder: Path, console: Console) -> Connection:
+async def _start_controller(
+    processes: Processes, folder: Path, options: DemoOptions, console: Console
+) -> Connection:
     console.print(
         "Controller (compiles its search the first time, which takes about a minute)", style="bold"
     )
@@ -192,8 +200,8 @@ async def _start_controller(processes: Processes, folder: Path, console: Console
         ],
         {
             "POINTSMAN_BATCHING_QUIET_SECONDS": "0.25",
-            # What one policy's answers teach must not help the next.
-            "POINTSMAN_QUALITY_IS_ENABLED": "false",
+            # What one policy's answers teach must not help the next, nor one run another.
+            "POINTSMAN_QUALITY_IS_ENABLED": json.dumps(options.learns),
         },
     )
     line = await processes.first_line("controller", process, _CONTROLLER_SECONDS)

@@ -74,6 +74,12 @@ def read_workload(path: Path, format: str = "auto", seed: int = 0) -> list[Quest
     return questions
 
 
+def named_workload(name: str, format: str = "auto") -> tuple[Path, str]:
+    """File and format of "[FORMAT=]FILE"; `format` where it names none."""
+    before, is_named, after = name.partition("=")
+    return (Path(after), before) if is_named and before in FORMATS else (Path(name), format)
+
+
 def _checked(question: Question, numbers: Mapping[str, int]) -> Question:
     wrong = check_key(question.key)
     if wrong is not None:

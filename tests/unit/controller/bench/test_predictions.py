@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from controller.bench.predictions import Observation, judged, rank_correlation, workload
+from controller.bench.predictions import Observation, judged, rank_correlation
 
 
 def observation(predicted: float, measured: float, batch: str = "b1") -> Observation:
@@ -32,10 +32,3 @@ def test_rank_correlation_shares_ranks_among_ties_and_knows_its_limits() -> None
     assert rank_correlation(np.ones(5), np.arange(5.0)) is None
     rising = np.array([1.0, 2.0, 2.0, 9.0])
     assert rank_correlation(rising, -rising) == pytest.approx(-1.0)
-
-
-def test_workload_is_the_same_for_the_same_seed() -> None:
-    first, again, other = workload(5, 1), workload(5, 1), workload(5, 2)
-    assert first == again
-    assert first != other
-    assert all(1 <= len(burst) <= 8 for burst in first)
