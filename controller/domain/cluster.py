@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controller.domain.answer_length import AnswerLengthCurve
+from controller.domain.hardware import DeviceClass
 from controller.ids import ModelName, NodeId
 
 
@@ -157,6 +158,7 @@ class Node:
         in_flight: what its requests still need, in the order of their claims.
         overhead_seconds: of a request outside the engine and the network, from completions.
         receive_usd_per_byte, transmit_usd_per_byte: of its link, to the node and from it.
+        device: what it is, as the fitted latency predictor asks; None when it did not say.
     """
 
     node_id: NodeId
@@ -172,6 +174,7 @@ class Node:
     overhead_seconds: float = 0.0
     receive_usd_per_byte: float = 0.0
     transmit_usd_per_byte: float = 0.0
+    device: DeviceClass | None = None
 
 
 @dataclass(frozen=True, slots=True)

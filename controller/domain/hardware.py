@@ -1,5 +1,6 @@
 """What decides how fast a model runs: its configuration, and the class of the device."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +77,11 @@ class DeviceClass:
         return self.accelerator_cores > 0
 
 
+def device_class(kind: str, cores: int, memory_bytes: int, has_accelerator: bool) -> DeviceClass:
+    """The class of a machine as its agent describes it, which says 0 for what it does not know."""
+    return DeviceClass(kind, max(1, cores), max(1, memory_bytes), int(has_accelerator))
+
+
 _ARCHITECTURES: Final[tuple[tuple[str, float, int, int], ...]] = (
     # Family, billions, layers, attention heads: as the models' published configurations have them.
     ("gpt-oss", 20.0, 24, 64),
@@ -95,6 +101,9 @@ _ARCHITECTURES: Final[tuple[tuple[str, float, int, int], ...]] = (
 )
 
 
+_BITS: Final = re.compile(r"I?Q(\d+)|[BF]F?(16|32)", re.IGNORECASE)
+
+
 def architecture(family: str, billions: float) -> tuple[int, int] | None:
     """(layers, heads) of a published model whose scale is within a tenth; None when unknown.
 
@@ -105,6 +114,30 @@ def architecture(family: str, billions: float) -> tuple[int, int] | None:
         if _plain(known) == wanted and abs(billions - scale) <= 0.1 * scale:
             return layers, heads
     return None
+
+
+def quantisation_bits(text: str) -> int:
+    """Nominal bits of a GGUF quantisation: Q4_K_M 4, IQ3_XXS 3, F16 and BF16 16.
+
+    Raises:
+        ValueError: the name tells none.
+    """
+    found = _BITS.search(text)
+    if found is None:
+        raise ValueError(f"quantisation {text!r} is unknown; expected such as Q4_K_M or F16")
+    return int(found.group(1) or found.group(2))
+
+
+def configuration_of(family: str, billions: float, quantisation: str) -> ModelConfiguration | None:
+    """The configuration of a model as catalogues describe it; None when that does not suffice."""
+    if not billions > 0:
+        return None
+    try:
+        bits = quantisation_bits(quantisation)
+    except ValueError:
+        return None
+    layers, heads = architecture(family, billions) or (None, None)
+    return ModelConfiguration(family, billions, bits, layers, heads)
 
 
 def _plain(family: str) -> str:

@@ -18,6 +18,22 @@ _LATENCY: Final = "latency"
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredLimits:
+    """How long answers could get when they were measured.
+
+    Attributes:
+        max_tokens: the greatest length that was allowed; 0: there was no limit.
+        cut_ratio: share of the answers that ran into their limit.
+    """
+
+    max_tokens: int = 0
+    cut_ratio: float = 0.0
+
+
+UNLIMITED: Final = MeasuredLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class FittedPredictors:
     """The predictors that were fitted together, over the same classes.
 
@@ -27,6 +43,7 @@ class FittedPredictors:
         output_length: class and model to expected tokens.
         latency: query, model and device to seconds.
         latency_model: LightGBM's text, from which `latency` was read.
+        limits: of the answers that lengths and seconds were fitted on.
     """
 
     classifier: QueryClassifier
@@ -34,6 +51,7 @@ class FittedPredictors:
     output_length: OutputLength
     latency: LatencyPredictor
     latency_model: str
+    limits: MeasuredLimits = UNLIMITED
 
 
 def latency_from_lightgbm(
@@ -86,6 +104,8 @@ def save_predictors(
                 "families": list(layout.families),
                 "kinds": list(layout.kinds),
                 "residual_sigma": fitted.latency.residual_sigma,
+                "max_tokens": fitted.limits.max_tokens,
+                "cut_ratio": fitted.limits.cut_ratio,
             },
             provenance=provenance,
         ),
@@ -123,6 +143,7 @@ def load_predictors(folder: Path) -> FittedPredictors:
             ),
             latency=latency_from_lightgbm(text, layout, float(described["residual_sigma"])),
             latency_model=text,
+            limits=MeasuredLimits(int(described["max_tokens"]), float(described["cut_ratio"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder} is inconsistent ({error}); make it anew") from error

@@ -20,6 +20,7 @@ from controller.domain.cluster import (
 )
 from controller.domain.completion import Usage
 from controller.domain.engine_speed import CHUNK_SECONDS, decode_step, for_slots
+from controller.domain.hardware import DeviceClass, device_class
 from controller.domain.node_report import Health, ModelPhase, NodeHello, ReportedModel
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.answer_length import AnswerLengths
@@ -585,6 +586,7 @@ class ProfilerState:
                     overhead_seconds=record.overhead_seconds,
                     receive_usd_per_byte=attributes.receive_usd_per_byte,
                     transmit_usd_per_byte=attributes.transmit_usd_per_byte,
+                    device=_device(record),
                 )
             )
             for model in sorted(record.models, key=lambda model: model.name):
@@ -627,6 +629,12 @@ def _age(record: NodeRecord, now: float) -> float | None:
 def _machine_share(speeds: Calibration, busy_models: float) -> float:
     """How many times longer everything takes while so many models of the node are busy."""
     return max(1.0, speeds.utilisation_ratio * busy_models)
+
+
+def _device(record: NodeRecord) -> DeviceClass:
+    attributes, health = record.hello.attributes, record.health
+    has_gpu = health is not None and health.gpu_utilisation_ratio is not None
+    return device_class(attributes.hardware, attributes.cpu_cores, attributes.memory_bytes, has_gpu)
 
 
 def _destination(

@@ -90,6 +90,7 @@ def formulate(
     output_tokens: FloatArray | None = None,
     median_tokens: FloatArray | None = None,
     *,
+    inference_seconds: FloatArray | None = None,
     class_quality: FloatArray | None = None,
     cluster_error: FloatArray | None = None,
     transfer_usd_per_byte: float = 0.0,
@@ -127,6 +128,8 @@ def formulate(
         output_tokens: float64[R, D], predicted mean answer length; None takes the destinations'
             own answers, or estimates from max_tokens.
         median_tokens: float64[R, D], predicted median answer length; None takes output_tokens.
+        inference_seconds: float64[R, D], predicted seconds of the engine for the whole answer, alone;
+            NaN where nobody predicts them. They replace tau, and work is scaled with it.
         class_quality: float64[R, D]; passed on to the policies that use it.
         cluster_error: float64[R, D]; passed on to the policies that use it.
         transfer_usd_per_byte: price of transfer on top of what each node's link costs.
@@ -182,6 +185,10 @@ def formulate(
     saturated = np.array([d.calibration.saturated_decode_rate for d in destinations])
     latency = read_tokens / prefill + answer_tokens / decode
     work = read_tokens / prefill + answer_tokens / saturated
+    if inference_seconds is not None:
+        told = np.where(np.isnan(inference_seconds), latency, inference_seconds)
+        scale = _prediction("inference_seconds", told, shape) / latency
+        latency, work = latency * scale, work * scale
 
     bytes_up = REQUEST_OVERHEAD_BYTES + np.array(
         [len(request.text.encode("utf-8", "surrogatepass")) for request in requests],

@@ -4,7 +4,6 @@ Random Forest of 200 trees of depth 20 by scikit-learn; 600 trees of 63 leaves a
 LightGBM; queries are split 80/20 (sections IV-5 to IV-8 of the paper).
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
+from controller.domain.hardware import (
+    DeviceClass,
+    ModelConfiguration,
+    configuration_of,
+    device_class,
+)
 from controller.offline.measurements import Measurement
 from controller.predictors.features import QueryProfile, profile_query
-from controller.predictors.fitted import FittedPredictors, latency_from_lightgbm
+from controller.predictors.fitted import (
+    UNLIMITED,
+    FittedPredictors,
+    MeasuredLimits,
+    latency_from_lightgbm,
+)
 from controller.predictors.latency_regressor import (
     FEATURE_GROUPS,
     FeatureLayout,
@@ -51,7 +60,6 @@ _SHARPNESSES: Final = tuple(1.0 + 0.25 * step for step in range(21))
 _MOST_CLASSES: Final = 64
 _LEAST_QUERIES: Final = 10
 """A subject with fewer queries counts as its workload."""
-_BITS: Final = re.compile(r"I?Q(\d+)|[BF]F?(16|32)", re.IGNORECASE)
 
 
 class FitError(Exception):
@@ -75,6 +83,7 @@ class TrainingTable:
         seconds: float64[n], of inference without waiting, above 0.
         completion_tokens: float64[n]; NaN is unknown.
         score_ratio: float64[n]; NaN was not graded.
+        limits: of the answers.
     """
 
     prompts: tuple[str, ...]
@@ -89,24 +98,13 @@ class TrainingTable:
     seconds: FloatArray
     completion_tokens: FloatArray
     score_ratio: FloatArray
+    limits: MeasuredLimits = UNLIMITED
 
     def __post_init__(self) -> None:
         if self.query.shape[0] == 0:
             raise FitError("there are no measurements to fit on")
         if not (np.isfinite(self.seconds).all() and (self.seconds > 0).all()):
             raise FitError("a measurement's inference time is not above 0")
-
-
-def quantisation_bits(text: str) -> int:
-    """Nominal bits of a GGUF quantisation: Q4_K_M 4, IQ3_XXS 3, F16 and BF16 16.
-
-    Raises:
-        ValueError: the name tells none.
-    """
-    found = _BITS.search(text)
-    if found is None:
-        raise ValueError(f"quantisation {text!r} is unknown; expected such as Q4_K_M or F16")
-    return int(found.group(1) or found.group(2))
 
 
 def query_class(row: Measurement) -> str:
@@ -133,13 +131,13 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
     configurations: list[ModelConfiguration] = []
     devices: dict[DeviceClass, int] = {}
     columns: list[tuple[int, int, int, float, float, float]] = []
+    longest, cut = 0, 0
     for row in rows:
         seconds = row.prefill_seconds + row.decode_seconds
-        if seconds <= 0 or row.completion_tokens <= 0 or row.model_parameters_billions <= 0:
-            continue
-        try:
-            bits = quantisation_bits(row.model_quantisation)
-        except ValueError:
+        configuration = configuration_of(
+            row.model_family, row.model_parameters_billions, row.model_quantisation
+        )
+        if seconds <= 0 or row.completion_tokens <= 0 or configuration is None:
             continue
         if row.prompt_digest not in prompts:
             prompts[row.prompt_digest] = len(texts)
@@ -148,14 +146,14 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
             workloads.append(row.workload)
         if row.model not in models:
             models[row.model] = len(configurations)
-            family, billions = row.model_family, row.model_parameters_billions
-            layers, heads = architecture(family, billions) or (None, None)
-            configurations.append(ModelConfiguration(family, billions, bits, layers, heads))
-        device = DeviceClass(
-            kind=row.node_id if device_by == "node" else row.hardware,
-            cores=max(1, row.cpu_cores),
-            memory_bytes=max(1, row.memory_bytes),
-            accelerator_cores=int(row.has_gpu),
+            configurations.append(configuration)
+        longest = max(longest, row.max_tokens)
+        cut += row.finish_reason == "length"
+        device = device_class(
+            row.node_id if device_by == "node" else row.hardware,
+            row.cpu_cores,
+            row.memory_bytes,
+            row.has_gpu,
         )
         columns.append(
             (
@@ -190,6 +188,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
         seconds=table[:, 3],
         completion_tokens=table[:, 4],
         score_ratio=table[:, 5],
+        limits=MeasuredLimits(longest, cut / len(columns)),
     )
 
 
@@ -280,7 +279,7 @@ def fit(
     latency, text, importance, latency_figures = _grow_latency(
         table, profiles, train, boosted_trees, seed, threads
     )
-    fitted = FittedPredictors(classifier, quality, length, latency, text)
+    fitted = FittedPredictors(classifier, quality, length, latency, text, table.limits)
     figures: dict[str, Any] = {
         "queries": len(table.prompts),
         "held_out_queries": int(held_out.sum()),

@@ -54,6 +54,23 @@ def test_terms_of_one_pair_are_those_worked_by_hand() -> None:
     assert problem.backlog_seconds.tolist() == [2.5]
 
 
+def test_predicted_seconds_replace_the_calibrated_ones_where_there_are_any() -> None:
+    """Alone 7 s and saturated 2.5 s by calibration; 14 s predicted double both, and the energy."""
+    snapshot = fleet([node("a")], [destination("a"), destination("a", model="other")])
+    tokens = np.array([[60.0, 60.0]])
+    told = np.array([[14.0, np.nan]])
+    batch = formulate([request()], snapshot, output_tokens=tokens, inference_seconds=told)
+    plain = formulate([request()], snapshot, output_tokens=tokens).problem
+    problem = batch.problem
+    assert problem.latency_seconds.tolist() == [[pytest.approx(14.0), pytest.approx(7.0)]]
+    assert problem.work_seconds.tolist() == [[pytest.approx(5.0), pytest.approx(2.5)]]
+    assert problem.energy_joules[0, 0] > 1.9 * plain.energy_joules[0, 0]
+    assert problem.energy_joules[0, 1] == plain.energy_joules[0, 1]
+    for wrong in (np.array([[-1.0, 1.0]]), np.array([[np.inf, 1.0]])):
+        with pytest.raises(InvalidValue, match="inference_seconds"):
+            formulate([request()], snapshot, inference_seconds=wrong)
+
+
 def test_marginal_energy_leaves_the_idle_power_out() -> None:
     snapshot = fleet([node("a", power=PowerProfile(4.0, 10.0))], [destination("a")])
     batch = formulate(

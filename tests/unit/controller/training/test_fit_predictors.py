@@ -10,7 +10,6 @@ from controller.training.fit_predictors import (
     FitError,
     TrainingTable,
     fit,
-    quantisation_bits,
     split_queries,
     table_of,
 )
@@ -138,19 +137,6 @@ def test_queries_are_split_apart():
     assert (held_out != split_queries(100, 4)).any()
     with pytest.raises(FitError, match="at least 5"):
         split_queries(4, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [("Q4_K_M", 4), ("IQ3_XXS", 3), ("F16", 16), ("BF16", 16), ("q8_0", 8), ("Q2_K", 2)],
-)
-def test_bits_are_read_from_the_quantisations_name(name, bits):
-    assert quantisation_bits(name) == bits
-
-
-def test_an_unknown_quantisation_is_told():
-    with pytest.raises(ValueError, match="unknown"):
-        quantisation_bits("MXFP")
 
 
 def rows(n, **changes):
