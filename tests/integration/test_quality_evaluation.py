@@ -1,8 +1,5 @@
 """The figures that the quality estimates must reach, on real prompts with the real model."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from controller.bench.embedding import bench_embedding
@@ -12,8 +9,7 @@ from controller.predictors.embedding import (
     OnnxEmbedding,
     default_folder,
 )
-
-DATA = Path(os.environ.get("POINTSMAN_DATA") or Path(__file__).parents[3] / "shared" / "data")
+from tests.fakes.published import published
 
 
 def backend() -> OnnxEmbedding:
@@ -24,9 +20,7 @@ def backend() -> OnnxEmbedding:
 
 
 def rows_of(name: str) -> dict[str, QualityRow]:
-    folder = DATA / name
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}; POINTSMAN_DATA may name the folder that holds {name}")
+    folder = published(name)
     cached = default_folder() / f"evaluation-{name}.npz"
     return {row.form: row for row in evaluate(folder, backend(), embeddings_file=cached).rows}
 

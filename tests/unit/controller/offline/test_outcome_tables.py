@@ -1,15 +1,13 @@
 """Outcome tables of the published forms, and what is wrong with others."""
 
 import gzip
-import os
 from pathlib import Path
 
 import pytest
 
 from controller.offline.outcome_tables import OutcomeTableError, TableOutcome, read_outcomes
 from controller.offline.workloads import read_workload
-
-PUBLISHED = Path(os.environ.get("POINTSMAN_DATA") or Path(__file__).parents[5] / "shared/data")
+from tests.fakes.published import published
 
 
 def test_wide_table_with_prompts_is_read(tmp_path: Path) -> None:
@@ -75,12 +73,10 @@ def test_bad_table_is_told(tmp_path: Path, content: str, told: str) -> None:
 
 @pytest.mark.data
 def test_published_tables_are_read_to_the_last_cell() -> None:
-    router = PUBLISHED / "routerbench-subset/routerbench_arc_mbpp_winogrande.csv.gz"
-    joined = PUBLISHED / "joined-outcomes/gsm8k_test_outcomes.csv.gz"
-    if not router.exists() or not joined.exists():
-        pytest.skip(f"there is no {router} or no {joined}")
+    router = published("routerbench-subset/routerbench_arc_mbpp_winogrande.csv.gz")
+    joined = published("joined-outcomes/gsm8k_test_outcomes.csv.gz")
     outcomes, blank = read_outcomes(router)
     assert (len(outcomes), blank) == (3178 * 11 - 154, 154)
-    questions = read_workload(PUBLISHED / "gsm8k/test.jsonl")
+    questions = read_workload(published("gsm8k/test.jsonl"))
     outcomes, blank = read_outcomes(joined, questions)
     assert (len(outcomes), blank) == (1319 * 69 - 638, 638)

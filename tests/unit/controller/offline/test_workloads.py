@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from controller.offline.graders import Grader
 from controller.offline.questions import Part, chosen, parted
 from controller.offline.workloads import WorkloadError, read_workload
+from tests.fakes.published import published
 
 TRUTHFULQA = ["Type", "Category", "Question", "Best Answer", "Correct Answers",
               "Incorrect Answers", "Source"]  # fmt: skip
-PUBLISHED = Path(os.environ.get("POINTSMAN_DATA") or Path(__file__).parents[5] / "shared/data")
 
 
 def lines(*records: dict[str, Any] | str) -> str:
@@ -220,9 +219,7 @@ def test_sample_is_drawn_by_the_seed_and_keeps_the_order(tmp_path: Path) -> None
     ],
 )
 def test_published_files_are_read_to_the_last_question(file: str, count: int, classes: int) -> None:
-    if not (PUBLISHED / file).exists():
-        pytest.skip(f"there is no {PUBLISHED / file}")
-    questions = read_workload(PUBLISHED / file)
+    questions = read_workload(published(file))
     assert len(questions) == count
     assert len({question.question_class for question in questions}) == classes
 
@@ -231,9 +228,7 @@ def test_published_files_are_read_to_the_last_question(file: str, count: int, cl
 def test_gsm8k_grader_agrees_with_the_published_judgements() -> None:
     from controller.offline.graders import Key, grade
 
-    path = PUBLISHED / "gsm8k/example_model_solutions.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"there is no {path}")
+    path = published("gsm8k/example_model_solutions.jsonl.gz")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for record in map(json.loads, file):
             key = Key(Grader.GSM8K, (record["ground_truth"].rsplit("A:", 1)[1].strip(),))

@@ -1,7 +1,6 @@
 """Arrival times."""
 
 import gzip
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,8 @@ from controller.simulator.workload import (
     read_trace,
     workload_of,
 )
+from tests.fakes.published import published
 
-DATA = (
-    Path(os.environ.get("POINTSMAN_DATA") or Path(__file__).parents[5] / "shared" / "data")
-    / "azure-llm-traces"
-)
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:48.6805900,396,109
@@ -116,11 +112,10 @@ def test_nonsense_is_refused() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.skipif(not DATA.is_dir(), reason="no recorded traces here")
 @pytest.mark.parametrize(("name", "arrivals"), [("code", 8819), ("conv", 19366)])
 def test_the_published_traces_are_read(name: str, arrivals: int) -> None:
     """The counts are those that the data's own description states."""
-    trace = read_trace(DATA / f"AzureLLMInferenceTrace_{name}.csv.gz")
+    trace = read_trace(published(f"azure-llm-traces/AzureLLMInferenceTrace_{name}.csv.gz"))
     assert trace.seconds.size == arrivals
     assert (np.diff(trace.seconds) >= 0.0).all()
     assert not np.isnan(trace.answer_tokens).any()

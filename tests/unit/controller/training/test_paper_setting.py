@@ -1,6 +1,3 @@
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -13,11 +10,13 @@ from controller.training.paper_setting import (
     paper_setting_from,
     table_one,
 )
+from tests.fakes.published import PUBLISHED
 
-DATA = Path(os.environ.get("POINTSMAN_DATA") or Path(__file__).parents[5] / "shared" / "data")
 needs_data = [
     pytest.mark.data,
-    pytest.mark.skipif(not (DATA / "device-benchmarks").is_dir(), reason="no public data here"),
+    pytest.mark.skipif(
+        not (PUBLISHED / "device-benchmarks").is_dir(), reason="no public data here"
+    ),
 ]
 
 
@@ -62,7 +61,7 @@ def test_speed_is_fitted_on_bytes_and_an_overhead(tmp_path):
 
 @pytest.fixture(scope="module")
 def setting():
-    return paper_setting_from(DATA)
+    return paper_setting_from(PUBLISHED)
 
 
 class TestOnPublicData:
@@ -94,10 +93,10 @@ class TestOnPublicData:
         assert means[tiny] < 0.25
 
     def test_the_same_seed_makes_the_same_setting(self, setting):
-        again = paper_setting_from(DATA)
+        again = paper_setting_from(PUBLISHED)
         assert (again.seconds == setting.seconds).all()
         assert (again.correct == setting.correct).all()
-        other = paper_setting_from(DATA, seed=1)
+        other = paper_setting_from(PUBLISHED, seed=1)
         assert (other.seconds != setting.seconds).any()
 
     def test_boards_are_slower_than_servers(self, setting):
