@@ -1,40 +1,14 @@
 """From an answer's account, and its node as it was then, to a measurement."""
 
-import re
 import time
 from dataclasses import dataclass
-from typing import Final
 
 from controller.offline.graders import Grade, Key
 from controller.offline.measurements import Measurement
 from controller.offline.questions import Question
+from controller.predictors.features import profile_query
 from controller.profiler.quality_store import prompt_digest
 from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
-
-_WORD: Final = re.compile(r"\w+")
-_SENTENCE_END: Final = re.compile(r"[.!?]+(?=\s|$)|\n+")
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFeatures:
-    """What a prompt's text shows; see `Measurement` for each."""
-
-    characters: int
-    words: int
-    sentences: int
-    lexical_diversity_ratio: float
-
-
-def prompt_features(text: str) -> PromptFeatures:
-    """Features of a prompt; of an empty one there is one sentence and nothing else."""
-    words = [word.casefold() for word in _WORD.findall(text)]
-    sentences = [part for part in _SENTENCE_END.split(text) if part.strip()]
-    return PromptFeatures(
-        len(text),
-        len(words),
-        max(1, len(sentences)),
-        len(set(words)) / len(words) if words else 0.0,
-    )
 
 
 def expected_text(key: Key) -> str:
@@ -78,7 +52,7 @@ def measurement(
         account: as the controller told it.
         node: the answering node, as lately as it was seen; without any field when it is gone.
     """
-    usage, features = account.usage, prompt_features(question.text)
+    usage, features = account.usage, profile_query(question.text)
     attributes, health = node.attributes, node.health
     model = next((m for m in node.models if m.name == account.model), fleet_pb2.ModelState())
     speeds = model.calibration if model.HasField("calibration") else None
@@ -94,9 +68,9 @@ def measurement(
         query_class=account.query_class,
         prompt=question.text,
         prompt_digest=prompt_digest(question.text).hex(),
-        prompt_characters=features.characters,
-        prompt_words=features.words,
-        prompt_sentences=features.sentences,
+        prompt_characters=features.prompt_characters,
+        prompt_words=features.prompt_words,
+        prompt_sentences=features.prompt_sentences,
         prompt_lexical_diversity_ratio=features.lexical_diversity_ratio,
         node_id=account.node_id,
         model=account.model,

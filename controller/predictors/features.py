@@ -27,7 +27,7 @@ STRUCTURE_NAMES: Final = (
 CHARACTERS_PER_TOKEN: Final = 4.0
 
 _WORD: Final = re.compile(r"\w+")
-_SENTENCE: Final = re.compile(r"[^.!?\n]*\w[^.!?\n]*")
+_SENTENCE_END: Final = re.compile(r"[.!?]+(?=\s|$)|\n+")
 _JOINT: Final = re.compile(
     r"[,;:()\[\]]|\b(?:and|or|but|if|then|because|although|while|when|where|which|that|who|whose|"
     r"whom|since|unless|until|after|before|than|whether|as)\b",
@@ -43,7 +43,8 @@ class QueryProfile:
         prompt_tokens: by the caller's tokenizer, or estimated as a quarter of the characters or
             the words, whichever is more.
         prompt_words: runs of word characters.
-        prompt_sentences: pieces with a word between ".", "!", "?" and line ends, at least 1.
+        prompt_sentences: pieces with a word in them, up to a line's end or to ".", "!" or "?"
+            before a space, at least 1.
         prompt_characters: length.
         lexical_diversity_ratio: different words, ignoring case, over all words; 0 without words.
         syntactic_complexity_ratio: see `syntactic_complexity`.
@@ -107,7 +108,7 @@ def profile_query(
         embedding: float32[384], of an `EmbeddingBackend`.
     """
     words = _WORD.findall(text)
-    sentences = max(1, len(_SENTENCE.findall(text)))
+    sentences = max(1, sum(_WORD.search(part) is not None for part in _SENTENCE_END.split(text)))
     distinct = len({word.lower() for word in words})
     tokens = prompt_tokens
     if tokens is None:

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.domain.request import ChatMessage
-from controller.offline.accounts import Asked, measurement, prompt_features
+from controller.offline.accounts import Asked, measurement
 from controller.offline.graders import Grade, Grader, Key
 from controller.offline.questions import Question
 from controller.profiler.quality_store import prompt_digest
@@ -88,21 +88,3 @@ def test_what_nobody_told_is_unknown_and_not_zero() -> None:
         assert getattr(row, name) is None
     assert (row.node_kind, row.finish_reason, row.energy_source) == ("", "", "none")
     assert not row.has_gpu
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", (0, 0, 1, 0.0)),
-        ("Hello hello, world.", (19, 3, 1, pytest.approx(2 / 3))),
-        ("One. Two!\n\nThree 3.5?", (21, 5, 3, 1.0)),
-    ],
-)
-def test_features_of_a_prompt(text: str, expected: tuple[object, ...]) -> None:
-    found = prompt_features(text)
-    assert (
-        found.characters,
-        found.words,
-        found.sentences,
-        found.lexical_diversity_ratio,
-    ) == expected

@@ -48,3 +48,21 @@ def test_queries_are_stacked_and_unclassified_ones_may_be_of_any_class():
     assert class_probabilities([sure, profile_query("b")], 2).tolist() == [[1, 0], [0.5, 0.5]]
     with pytest.raises(ValueError, match=r"2 class probabilities, but .* 3 classes"):
         class_probabilities([sure], 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (0, 0, 1, 0.0)),
+        ("Hello hello, world.", (19, 3, 1, pytest.approx(2 / 3))),
+        ("One. Two!\n\nThree 3.5?", (21, 5, 3, 1.0)),
+    ],
+)
+def test_features_of_a_prompt(text: str, expected: tuple[object, ...]) -> None:
+    found = profile_query(text)
+    assert (
+        found.prompt_characters,
+        found.prompt_words,
+        found.prompt_sentences,
+        found.lexical_diversity_ratio,
+    ) == expected
