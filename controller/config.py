@@ -110,6 +110,19 @@ class QualitySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictorSettings:
+    """DRLM's predictors, which need the embedding model.
+
+    Attributes:
+        folder: what `edge-controller fit` wrote on measurements of this fleet; expected quality and
+            answer length by class, and seconds by model and hardware, come from it wherever it
+            knows them. Empty: nowhere.
+    """
+
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StorageSettings:
     """What is kept over restarts, in controller.db in the data_dir.
 
@@ -193,6 +206,7 @@ class Settings:
     batching: BatchingSettings = field(default_factory=BatchingSettings)
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     quality: QualitySettings = field(default_factory=QualitySettings)
+    predictors: PredictorSettings = field(default_factory=PredictorSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)

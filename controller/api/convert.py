@@ -122,6 +122,7 @@ def decision_to_proto(decision: BatchDecision) -> router_pb2.Decision:
         decision_milliseconds=1000.0 * decision.decision_seconds,
         batch_size=decision.batch_size,
         fallback_reason=decision.fallback_reason,
+        predictors=decision.predictors,
     )
 
 
@@ -147,6 +148,7 @@ def _candidate_to_proto(candidate: Candidate) -> router_pb2.Candidate:
         finish_seconds=candidate.finish_seconds,
         refusal=candidate.refusal or "",
         quality_source=candidate.quality_source,
+        latency_source=candidate.latency_source,
     )
 
 
@@ -167,6 +169,7 @@ def account_to_proto(account: Account) -> router_pb2.Account:
         measured_finish_seconds=account.measured_finish_seconds,
         cost_usd=account.cost_usd,
         attempts=account.attempts,
+        query_class=account.query_class,
     )
 
 

@@ -39,7 +39,8 @@ class Candidate:
     """One destination seen from one request; `refusal` says why it cannot take it.
 
     `prefill_seconds` is the part of `work_seconds` that reads the prompt, of which
-    `predicted_prompt_tokens` are not held from an earlier turn.
+    `predicted_prompt_tokens` are not held from an earlier turn. `latency_source` says where
+    `latency_seconds` comes from when fitted predictors were asked.
     """
 
     node_id: NodeId
@@ -56,20 +57,28 @@ class Candidate:
     refusal: str | None = None
     predicted_prompt_tokens: float = 0.0
     prefill_seconds: float = 0.0
+    latency_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one request goes; `chosen` is None when every destination refused."""
+    """Where one request goes; `chosen` is None when every destination refused.
+
+    `query_class` is what the classifier says of the prompt; empty without one.
+    """
 
     request_id: RequestId
     chosen: Candidate | None
     others: tuple[Candidate, ...]
+    query_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """The decision for one batch; raw terms and J of the chosen assignment."""
+    """The decision for one batch; raw terms and J of the chosen assignment.
+
+    `predictors` names the fitted predictors that were asked; empty when there are none.
+    """
 
     batch_id: BatchId
     policy: str
@@ -84,3 +93,4 @@ class BatchDecision:
     decision_seconds: float
     batch_size: int
     fallback_reason: str = ""
+    predictors: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.config import QualitySettings
 from controller.domain.cluster import Destination
@@ -132,6 +133,10 @@ class QualityPredictor:
         )
         return Predictions(quality.value, lengths.mean, lengths.median, quality.source)
 
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """float32[n, 384]; prompts that were embedded lately are remembered."""
+        return self._backend.embed(texts)
+
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Keep what finished requests taught, on disk before this returns.
 
@@ -190,6 +195,16 @@ def length_prior(destinations: Sequence[Destination], limits: FloatArray) -> Len
     return LengthPrior(means[:-1], medians[:-1], means[-1])
 
 
+def open_embedding(settings: QualitySettings) -> EmbeddingBackend:
+    """The embedding model of the settings.
+
+    Raises:
+        EmbeddingUnavailableError: it is not there; the text says how to make it.
+    """
+    own = Path(settings.embedding_dir).expanduser() if settings.embedding_dir else None
+    return OnnxEmbedding(own or default_folder())
+
+
 def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> QualityPredictor:
     """The predictor with the embedding model of the settings and the store in the data directory.
 
@@ -199,8 +214,7 @@ def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> Quality
     """
     if not settings.is_enabled:
         raise EmbeddingUnavailableError("it is switched off in the settings")
-    own = Path(settings.embedding_dir).expanduser() if settings.embedding_dir else None
-    backend = OnnxEmbedding(own or default_folder())
+    backend = open_embedding(settings)
     folder = data_dir / "quality"
     store = QualityFolder(folder, backend.dimension, embedding_model=backend.model)
     return QualityPredictor(backend, store)

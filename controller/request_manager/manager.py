@@ -217,6 +217,7 @@ class RequestManager:
             measured_finish_seconds=now - closed_at,
             cost_usd=self._cost_usd(record, completion),
             attempts=record.attempts,
+            query_class=placement.query_class,
         )
         record.account = account
         self._records.close(account.request_id, RequestState.COMPLETED)

@@ -46,6 +46,7 @@ class Account:
     measured_finish_seconds: float
     cost_usd: float
     attempts: int
+    query_class: str = ""
 
 
 @dataclass(slots=True)

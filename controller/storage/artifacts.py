@@ -23,7 +23,9 @@ from controller.storage.digests import file_digest
 
 SCHEMA_VERSION: Final = 1
 
-_MANIFEST: Final = "manifest.json"
+MANIFEST: Final = "manifest.json"
+"""Has the digest of every other file, so its own digest names an artifact."""
+
 _ARRAYS: Final = "arrays.npz"
 _TEXT_SUFFIX: Final = ".txt"
 
@@ -82,13 +84,13 @@ def load_artifact(folder: Path, kind: str) -> Artifact:
         ArtifactError: it is missing, altered, of another kind or of a version unknown here.
     """
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(f"{folder} holds no {_MANIFEST}; make it anew") from None
+        raise ArtifactError(f"{folder} holds no {MANIFEST}; make it anew") from None
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"{folder / _MANIFEST} cannot be read: {error}") from error
+        raise ArtifactError(f"{folder / MANIFEST} cannot be read: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise ArtifactError(f"{folder / _MANIFEST} is no manifest; make the artifact anew")
+        raise ArtifactError(f"{folder / MANIFEST} is no manifest; make the artifact anew")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise ArtifactError(
             f"{folder} has schema {manifest.get('schema_version')}, this version reads "
@@ -99,7 +101,7 @@ def load_artifact(folder: Path, kind: str) -> Artifact:
     contents: dict[str, bytes] = {}
     for name, digest in manifest["files"].items():
         if Path(name).name != name:
-            raise ArtifactError(f"{folder / _MANIFEST} names {name!r}, which is no plain name")
+            raise ArtifactError(f"{folder / MANIFEST} names {name!r}, which is no plain name")
         try:
             contents[name] = (folder / name).read_bytes()
         except OSError as error:
@@ -134,7 +136,7 @@ def _write(folder: Path, artifact: Artifact) -> None:
         "details": dict(artifact.details),
         "provenance": dict(artifact.provenance),
     }
-    with (folder / _MANIFEST).open("w", encoding="utf-8") as file:
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())

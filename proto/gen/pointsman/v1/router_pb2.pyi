@@ -97,6 +97,7 @@ class Decision(_message.Message):
     DECISION_MILLISECONDS_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
+    PREDICTORS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     policy: _builtins.str
     normalisation: _builtins.str
@@ -116,6 +117,8 @@ class Decision(_message.Message):
     """Requests in the batch, refused ones included."""
     fallback_reason: _builtins.str
     """Why the policy in force did not decide, when a fall-back did. Empty: it decided."""
+    predictors: _builtins.str
+    """Which fitted predictors of classes, quality and seconds were asked. Empty: none."""
     @_builtins.property
     def weights(self) -> _types_pb2.ObjectiveWeights: ...
     def __init__(
@@ -134,10 +137,11 @@ class Decision(_message.Message):
         decision_milliseconds: _builtins.float = ...,
         batch_size: _builtins.int = ...,
         fallback_reason: _builtins.str = ...,
+        predictors: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lower_bound", b"_lower_bound", "lower_bound", b"lower_bound", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lower_bound", b"_lower_bound", "batch_id", b"batch_id", "batch_size", b"batch_size", "completion_seconds", b"completion_seconds", "cost_usd", b"cost_usd", "decision_milliseconds", b"decision_milliseconds", "energy_joules", b"energy_joules", "fallback_reason", b"fallback_reason", "lower_bound", b"lower_bound", "normalisation", b"normalisation", "objective", b"objective", "policy", b"policy", "quality_loss", b"quality_loss", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lower_bound", b"_lower_bound", "batch_id", b"batch_id", "batch_size", b"batch_size", "completion_seconds", b"completion_seconds", "cost_usd", b"cost_usd", "decision_milliseconds", b"decision_milliseconds", "energy_joules", b"energy_joules", "fallback_reason", b"fallback_reason", "lower_bound", b"lower_bound", "normalisation", b"normalisation", "objective", b"objective", "policy", b"policy", "predictors", b"predictors", "quality_loss", b"quality_loss", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lower_bound: _TypeAlias = _typing.Literal["lower_bound"]  # noqa: Y015
     _WhichOneofArgType__lower_bound: _TypeAlias = _typing.Literal["_lower_bound", b"_lower_bound"]  # noqa: Y015
@@ -197,6 +201,7 @@ class Candidate(_message.Message):
     FINISH_SECONDS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     QUALITY_SOURCE_FIELD_NUMBER: _builtins.int
+    LATENCY_SOURCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     model: _builtins.str
     quality_ratio: _builtins.float
@@ -211,6 +216,10 @@ class Candidate(_message.Message):
     """Why this destination cannot take the request. Empty: it can."""
     quality_source: _builtins.str
     """Where quality_ratio comes from, such as "prior"."""
+    latency_source: _builtins.str
+    """Where latency_seconds comes from: "fitted", or "calibration" and why the fitted predictors say
+    nothing. Empty: from the calibration, since none are there.
+    """
     def __init__(
         self,
         *,
@@ -225,10 +234,11 @@ class Candidate(_message.Message):
         finish_seconds: _builtins.float | None = ...,
         refusal: _builtins.str = ...,
         quality_source: _builtins.str = ...,
+        latency_source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "finish_seconds", b"finish_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "cost_usd", b"cost_usd", "energy_joules", b"energy_joules", "finish_seconds", b"finish_seconds", "latency_seconds", b"latency_seconds", "model", b"model", "network_seconds", b"network_seconds", "node_id", b"node_id", "quality_ratio", b"quality_ratio", "quality_source", b"quality_source", "refusal", b"refusal", "work_seconds", b"work_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "cost_usd", b"cost_usd", "energy_joules", b"energy_joules", "finish_seconds", b"finish_seconds", "latency_seconds", b"latency_seconds", "latency_source", b"latency_source", "model", b"model", "network_seconds", b"network_seconds", "node_id", b"node_id", "quality_ratio", b"quality_ratio", "quality_source", b"quality_source", "refusal", b"refusal", "work_seconds", b"work_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish_seconds: _TypeAlias = _typing.Literal["finish_seconds"]  # noqa: Y015
     _WhichOneofArgType__finish_seconds: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds"]  # noqa: Y015
