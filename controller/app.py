@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -29,6 +30,7 @@ from controller.security.tls import ServerCertificate, server_certificate
 from controller.storage.base import ControllerStore, Retention, StorageError
 from controller.storage.keeping import StateKeeper
 from controller.storage.memory import MemoryStore
+from controller.storage.policy_files import policies_in
 from controller.storage.quality_files import QualityFilesError
 from controller.storage.sqlite import SqliteStore
 
@@ -60,7 +62,10 @@ async def serve(
         SettingsError: the certificate cannot be used.
     """
     certificate = server_certificate(settings.server)
-    decider = Decider(settings.routing)
+    folder = settings.routing.ppo_artifacts
+    decider = Decider(
+        settings.routing, find=policies_in(Path(folder).expanduser() if folder else None)
+    )
     async with _storing(settings) as store, _learning(settings) as (predictor, learner):
         decider.predict_with(predictor)
         await _serve(settings, certificate, decider, learner, store, stop, on_ready)

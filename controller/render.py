@@ -356,3 +356,5 @@ def print_policy(response: admin_pb2.GetPolicyResponse) -> None:
         f"{response.window_seconds:g} s, at most {response.max_batch_requests} requests\n"
         f"available: {', '.join(response.available_policies)}"
     )
+    for each in response.fallbacks:
+        _console().print(f"{each.policy} left {each.requests} requests to another: {each.cause}")

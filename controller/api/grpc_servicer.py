@@ -173,6 +173,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             available_policies=self._service.available_policies,
             window_seconds=self._batching.window_seconds,
             max_batch_requests=self._batching.max_requests,
+            fallbacks=[
+                admin_pb2.PolicyFallbacks(policy=policy, cause=cause.value, requests=count)
+                for (policy, cause), count in self._service.policy_fallbacks.items()
+            ],
         )
 
     async def SetPolicy(  # noqa: N802

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
 
@@ -33,6 +33,7 @@ from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.records import Account, RequestRecord
 from controller.request_manager.refusals import unknown_model_error
+from controller.routing.policy import FallbackCause
 from controller.storage.base import ControllerStore, StorageError
 
 log = structlog.get_logger()
@@ -329,6 +330,11 @@ class RouterService:
     def available_policies(self) -> tuple[str, ...]:
         """Names that `set_policy` takes."""
         return self._decider.available_policies
+
+    @property
+    def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
+        """Requests that another policy decided, by the policy in force and the cause."""
+        return self._decider.fallbacks
 
     def set_policy(
         self, policy: str | None, weights: Weights | None, normalisation: str | None

@@ -33,7 +33,7 @@ def experiment() -> None:
 )
 @click.option(
     "--inputs",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Queries with predictions and truth, as `edge-controller fit --simulation-inputs` writes "
     "them; synthetic ones without.",
 )

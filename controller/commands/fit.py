@@ -42,9 +42,8 @@ from controller.commands.asking import CommandFailedError
 )
 @click.option(
     "--simulation-inputs",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="With --paper-setting: also write what `edge-controller experiment` simulates on, an "
-    ".npz file.",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --paper-setting: also write what `edge-controller experiment` simulates on.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -14,7 +14,7 @@ from controller.commands.asking import CommandFailedError, Wrong, text
 @click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
 @click.option(
     "--inputs",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="As `edge-controller fit --simulation-inputs` writes them; synthetic ones without.",
 )
 @click.option(

@@ -28,7 +28,7 @@ def _options(command: click.Command) -> click.Command:
             ),
             click.option(
                 "--inputs",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                type=click.Path(exists=True, file_okay=False, path_type=Path),
                 help="Of the simulator's scenario, as `edge-controller fit --simulation-inputs` "
                 "writes them; synthetic ones without.",
             ),
@@ -141,6 +141,7 @@ def _train(
         TimeRemainingColumn,
     )
 
+    from controller.storage.artifacts import ArtifactError
     from controller.training.export import export
     from controller.training.ppo import Curve, Trainer, use_one_thread
 
@@ -177,4 +178,6 @@ def _train(
         size = export(trainer, out / name, scenario)
     except OSError as error:
         raise CommandFailedError(f"{out}: {error.strerror}") from error
+    except ArtifactError as error:
+        raise CommandFailedError(str(error)) from error
     click.echo(f"{out / name}: {size} bytes of weights, last reward {trainer.curve[-1].reward:.4f}")

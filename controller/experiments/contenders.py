@@ -10,10 +10,10 @@ import numpy as np
 from controller.routing.baselines.one_by_one import send_each
 from controller.routing.policies import policy_named
 from controller.routing.policy import UNASSIGNED, Budget, Decision, RoutingPolicy
-from controller.routing.ppo.artifact import PolicyArtifact, PolicyArtifactError, read_artifact
 from controller.routing.ppo.policy import LearnedPolicy
 from controller.routing.problem import FloatArray, IntArray, MissingMetadata, RoutingProblem
 from controller.simulator.runner import Window
+from controller.storage.policy_files import policies_in
 
 BATCH_WINDOW: Final = Window(seconds=2.0, most=30)
 """For the policies that decide on batches."""
@@ -79,15 +79,9 @@ def policy_of(contender: Contender, artifacts: Path | None = None) -> RoutingPol
         UnknownPolicy: there is none of its name.
     """
     if contender.policy in LEARNED_POLICIES:
-        return LearnedPolicy(contender.policy, lambda: _artifact(artifacts, contender.policy))
+        return LearnedPolicy(contender.policy, policies_in(artifacts)(contender.policy))
     policy = policy_named(contender.policy)
     return SpreadPolicy(policy) if contender.is_spread else policy
-
-
-def _artifact(artifacts: Path | None, name: str) -> PolicyArtifact:
-    if artifacts is None:
-        raise PolicyArtifactError(f"no folder of learned policies was given for {name}")
-    return read_artifact(artifacts / name)
 
 
 def trained(contenders: Sequence[Contender], artifacts: Path | None) -> tuple[Contender, ...]:

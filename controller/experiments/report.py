@@ -13,6 +13,8 @@ from controller.experiments.runs import METRICS
 
 _UNITS = {
     "reward": "reward",
+    "unloaded_reward": "reward, idle scale",
+    "slowest_seconds": "slowest candidate s",
     "quality": "quality",
     "inference_seconds": "inference s",
     "waiting_seconds": "waiting s",
@@ -97,16 +99,17 @@ def loads(rows: Sequence[Row]) -> str:
         lines += [
             f"## {requests} requests, {rate:g} a second, {chosen[0].runs} runs",
             "",
-            "| policy | reward | quality | inference s | waiting s | end to end s | p95 s "
-            "| over 100 s | decision ms | energy J | most used |",
-            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+            "| policy | reward | idle scale | slowest s | quality | inference s | waiting s "
+            "| end to end s | p95 s | over 100 s | decision ms | energy J | most used |",
+            "| --- |" + " ---: |" * 11 + " --- |",
         ]
         for row in chosen:
             most = sorted(row.model_shares.items(), key=lambda item: -item[1])[:2]
             used = ", ".join(f"{name} {100 * share:.0f} %" for name, share in most)
             m, d = row.means, row.deviations
             lines.append(
-                f"| {row.policy} | {m['reward']:.3f} ± {d['reward']:.3f} "
+                f"| {row.policy} | {m['reward']:.4f} ± {d['reward']:.4f} "
+                f"| {m['unloaded_reward']:.4f} | {m['slowest_seconds']:.0f} "
                 f"| {m['quality']:.3f} ± {d['quality']:.3f} "
                 f"| {m['inference_seconds']:.2f} ± {d['inference_seconds']:.2f} "
                 f"| {m['waiting_seconds']:.2f} ± {d['waiting_seconds']:.2f} "
@@ -150,7 +153,7 @@ def _differences(comparisons: Sequence[Comparison]) -> str:
                 for each in comparisons
                 if (each.policy, each.against, each.metric) == (*pair, name)
             )
-            if name == "reward":
+            if name in ("reward", "unloaded_reward"):
                 cells.append(f"{d.mean:+.4f} ({d.low:+.4f} to {d.high:+.4f})")
             else:
                 cells.append(

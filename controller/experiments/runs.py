@@ -50,6 +50,8 @@ class RunFigures:
     Attributes:
         seed: of its arrivals, queries and luck.
         reward: DRLM's, as seen when decided.
+        unloaded_reward: the same on the scale of an idle fleet, which no policy can stretch.
+        slowest_seconds: predicted, of the slowest candidate when decided.
         quality: score of the answers.
         inference_seconds, waiting_seconds, end_to_end_seconds: of the simulation.
         waiting_p95_seconds, end_to_end_p95_seconds: 95th percentiles.
@@ -68,6 +70,8 @@ class RunFigures:
 
     seed: int
     reward: float
+    unloaded_reward: float
+    slowest_seconds: float
     quality: float
     inference_seconds: float
     waiting_seconds: float
@@ -91,6 +95,8 @@ class RunFigures:
 
 METRICS: Final = (
     "reward",
+    "unloaded_reward",
+    "slowest_seconds",
     "quality",
     "inference_seconds",
     "waiting_seconds",
@@ -195,6 +201,8 @@ def figures_of(outcome: Outcome, scenario: Scenario, seed: int) -> RunFigures:
     return RunFigures(
         seed=seed,
         reward=mean(outcome.reward),
+        unloaded_reward=mean(outcome.unloaded_reward),
+        slowest_seconds=mean(outcome.slowest_seconds),
         quality=mean(outcome.correct),
         inference_seconds=mean(outcome.inference_seconds),
         waiting_seconds=mean(waited),

@@ -26,7 +26,7 @@ from controller.simulator.inputs import (
 )
 from controller.simulator.scenario_file import read_scenario
 
-INPUTS_FILE: Final = "inputs.npz"
+INPUTS_FOLDER: Final = "inputs"
 
 Progress = Callable[[str, int, int, str], None]
 """Called with a stage, how much of it is done, of how much, and a word on what was done last."""
@@ -41,7 +41,7 @@ class Study:
         contenders: whom to compare.
         design: loads and runs.
         scenario: name or path of the cluster.
-        inputs: file of simulation inputs; None makes synthetic ones of seed 0.
+        inputs: folder of simulation inputs; None makes synthetic ones of seed 0.
         artifacts: folder of learned policies; None trains them.
         episodes: of the training, by policy; one that is not there is not trained.
         jobs: processes.
@@ -75,9 +75,9 @@ def conduct(
     given = load_inputs(study.inputs) if study.inputs else synthetic_inputs(cluster)
     scenario_of(cluster, given)  # so that what does not fit is said before anything is trained
     study.out.mkdir(parents=True, exist_ok=True)
-    file = study.out / INPUTS_FILE
-    save_inputs(given, file)
-    inputs = load_inputs(file)  # as the workers will read them: rounded
+    folder = study.out / INPUTS_FOLDER
+    save_inputs(given, folder)
+    inputs = load_inputs(folder)  # as the workers will read them: rounded
     asked = [
         name for name in LEARNED_POLICIES if name in {each.policy for each in study.contenders}
     ]
@@ -114,7 +114,7 @@ def conduct(
             "out, or give --artifacts"
         )
     results = run_experiment(
-        Setting(study.scenario, file, artifacts),
+        Setting(study.scenario, folder, artifacts),
         contenders,
         study.design,
         study.out / "parts",

@@ -1,7 +1,7 @@
 """The OpenAI-compatible HTTP door: its routes, and how an answer goes out on the wire."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -37,6 +37,8 @@ from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
+from controller.routing.policy import FallbackCause
+from controller.telemetry.metrics import CONTENT_TYPE, CounterMetric, exposition
 
 log = structlog.get_logger()
 
@@ -55,6 +57,11 @@ class Router(Protocol):
 
     def models(self) -> list[ServedModel]:
         """What the fleet can answer with now."""
+        ...
+
+    @property
+    def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
+        """Requests that another policy decided, by the policy in force and the cause."""
         ...
 
 
@@ -105,6 +112,17 @@ def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
             {"status": "ready" if models else "no model", "models": models}, 200 if models else 503
         )
 
+    async def metrics(request: Request) -> Response:
+        fallbacks = CounterMetric(
+            "pointsman_policy_fallback_requests_total",
+            "Requests that another policy decided than the one in force.",
+            {
+                (("policy", policy), ("cause", cause.value)): count
+                for (policy, cause), count in router.policy_fallbacks.items()
+            },
+        )
+        return Response(exposition([fallbacks]), headers={"content-type": CONTENT_TYPE})
+
     return Starlette(
         routes=[
             Route(
@@ -116,6 +134,7 @@ def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
             Route("/v1/models/{name:path}", get_model),
             Route("/healthz", live),
             Route("/readyz", ready),
+            Route("/metrics", metrics),
         ],
         exception_handlers={
             HTTPException: _on_http_exception,

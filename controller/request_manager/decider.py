@@ -11,8 +11,9 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar, cast
 
@@ -37,8 +38,8 @@ from controller.routing.policies import (
     policy_names,
     warm_up,
 )
-from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
-from controller.routing.ppo.policy import use_artifacts
+from controller.routing.policy import UNASSIGNED, Budget, FallbackCause, RoutingPolicy
+from controller.routing.ppo.artifact import FindArtifact, no_artifact
 from controller.routing.problem import IntArray, Normalisation, RoutingProblem
 
 log = structlog.get_logger()
@@ -75,6 +76,7 @@ class _Chosen:
     lower_bound: float | None
     policy: str
     fallback_reason: str
+    fallbacks: Mapping[FallbackCause, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,19 +92,28 @@ class Decider:
 
     Args:
         predictor: estimates quality and answer length; None leaves it to the destinations' means.
+        find: gives the artifacts of learned policies; asked whenever one is chosen.
+
+    Attributes:
+        fallbacks: requests of live batches that another policy decided than the one in force, by
+            the latter's name and the cause.
 
     Raises:
         UnknownPolicyError: the settings name no policy.
     """
 
     def __init__(
-        self, settings: RoutingSettings, predictor: QualityPredictor | None = None
+        self,
+        settings: RoutingSettings,
+        predictor: QualityPredictor | None = None,
+        find: FindArtifact = no_artifact,
     ) -> None:
         self._settings = settings
         self._predictor = predictor
         self._rng = np.random.default_rng(settings.seed)
-        use_artifacts(settings.ppo_artifacts)
-        self._policy = _policy(settings.policy)
+        self._find = find
+        self.fallbacks: Counter[tuple[str, FallbackCause]] = Counter()
+        self._policy = self._policy_named(settings.policy)
         self._choice = PolicyChoice(
             self._policy.name, Weights.scaled(*settings.weights), settings.normalisation
         )
@@ -137,7 +148,7 @@ class Decider:
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}."
             raise InvalidRequestError(f"No normalisation is called {normalisation!r}; {hint}")
         if policy is not None:
-            self._policy = _policy(policy)
+            self._policy = self._policy_named(policy)
         self._choice = PolicyChoice(
             self._policy.name, weights or self._choice.weights, normalisation
         )
@@ -159,9 +170,13 @@ class Decider:
             NoDestinationError: nobody is there.
         """
         rng = np.random.default_rng(self._rng.integers(2**63))
-        return await self._decide(
-            requests, snapshot, excluded_nodes, self._policy, self._choice, rng
+        policy = self._policy
+        decision, placements, chosen = await self._decide(
+            requests, snapshot, excluded_nodes, policy, self._choice, rng
         )
+        for cause, count in chosen.fallbacks.items():
+            self.fallbacks[policy.name, cause] += count
+        return decision, placements
 
     async def dry_run(
         self,
@@ -176,10 +191,11 @@ class Decider:
             UnknownPolicyError: no policy has this name.
             NoDestinationError: nobody is there.
         """
-        fresh = _policy(policy or self._choice.policy)
+        fresh = self._policy_named(policy or self._choice.policy)
         choice = replace(self._choice, policy=fresh.name, weights=weights or self._choice.weights)
         rng = np.random.default_rng(self._settings.seed)
-        return await self._decide(requests, snapshot, (), fresh, choice, rng)
+        decision, placements, _ = await self._decide(requests, snapshot, (), fresh, choice, rng)
+        return decision, placements
 
     async def _decide(
         self,
@@ -189,7 +205,7 @@ class Decider:
         policy: RoutingPolicy,
         choice: PolicyChoice,
         rng: np.random.Generator,
-    ) -> tuple[BatchDecision, list[Placement]]:
+    ) -> tuple[BatchDecision, list[Placement], _Chosen]:
         started = time.perf_counter()
         if not snapshot.destinations:
             raise NoDestinationError("No node with a loaded model is connected; start an agent.")
@@ -197,7 +213,10 @@ class Decider:
             partial(_formulate, requests, snapshot, choice, excluded_nodes, self._predictor)
         )
         chosen = await self._ask(policy, formulated.batch.problem, rng)
-        return await _in_thread(partial(_describe, formulated, requests, choice, chosen, started))
+        decision, placements = await _in_thread(
+            partial(_describe, formulated, requests, choice, chosen, started)
+        )
+        return decision, placements, chosen
 
     async def _ask(
         self, policy: RoutingPolicy, problem: RoutingProblem, rng: np.random.Generator
@@ -205,10 +224,12 @@ class Decider:
         budget = Budget(seconds=self._settings.budget_seconds)
         call = _in_thread(partial(policy.decide, problem, rng, budget))
         limit = self._settings.budget_seconds + _OVERRUN_SECONDS
+        cause = FallbackCause.FAILED
         try:
             decision = await asyncio.wait_for(call, limit)
             reason = _what_is_wrong(problem, decision.assignment)
         except asyncio.TimeoutError:
+            cause = FallbackCause.TOO_LATE
             reason = f"{policy.name} did not answer within {limit:g} s"
         except Exception as error:
             log.exception("policy.failed", policy=policy.name)
@@ -224,10 +245,28 @@ class Decider:
                     decision.lower_bound,
                     policy.name,
                     decision.fallback_reason,
+                    decision.fallbacks,
                 )
         log.warning("policy.fell_back", policy=policy.name, reason=reason)
         fallback = policy_named(FALLBACK_POLICY).decide(problem, rng, budget)
-        return _Chosen(fallback.assignment, None, FALLBACK_POLICY, reason)
+        return _Chosen(
+            fallback.assignment,
+            None,
+            FALLBACK_POLICY,
+            reason,
+            {cause: int(problem.routable.sum())},
+        )
+
+    def _policy_named(self, name: str) -> RoutingPolicy:
+        if name == OFFLINE_POLICY:
+            raise UnknownPolicyError(
+                f"{name!r} is the offline reference and does not serve; use it with "
+                "`edge-controller solve`."
+            )
+        try:
+            return policy_named(name, self._find)
+        except (UnknownPolicy, BrokenPolicy) as error:
+            raise UnknownPolicyError(str(error)) from error
 
     async def warm_up(self) -> None:
         """Compile what is compiled at first use, so that the first live batch is not slow."""
@@ -262,18 +301,6 @@ async def _in_thread(call: Callable[[], T]) -> T:
 
     threading.Thread(target=work, name="policy", daemon=True).start()
     return await future
-
-
-def _policy(name: str) -> RoutingPolicy:
-    if name == OFFLINE_POLICY:
-        raise UnknownPolicyError(
-            f"{name!r} is the offline reference and does not serve; use it with "
-            "`edge-controller solve`."
-        )
-    try:
-        return policy_named(name)
-    except (UnknownPolicy, BrokenPolicy) as error:
-        raise UnknownPolicyError(str(error)) from error
 
 
 def _formulate(

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from controller.routing.policy import Budget, RoutingPolicy
+from controller.routing.ppo.artifact import FindArtifact, no_artifact
 from controller.routing.problem import Normalisation, ProblemMetadata, RoutingProblem
 
 ENTRY_POINT_GROUP: Final = "pointsman.policies"
@@ -33,8 +34,8 @@ _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "routellm": ("baselines.routellm", "RouteLlmPolicy"),
     "optllm": ("baselines.optllm", "OptLlmPolicy"),
     "greedy-reward": ("baselines.greedy_reward", "GreedyRewardPolicy"),
-    "ppo": ("ppo.policy", "ppo"),
-    "ppo-set": ("ppo.policy", "ppo_set"),
+    "ppo": ("ppo.policy", "served_policy"),
+    "ppo-set": ("ppo.policy", "served_policy"),
     "exact": ("exact", "ExactPolicy"),
 }
 
@@ -70,10 +71,18 @@ def policy_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *theirs)
 
 
-def policy_named(name: str) -> RoutingPolicy:
+LEARNED_POLICIES: Final = ("ppo", "ppo-set")
+"""Those that need an artifact; without one they leave every request to their fall-back."""
+
+
+def policy_named(name: str, find: FindArtifact = no_artifact) -> RoutingPolicy:
     """The policy of that name, with its default settings.
 
     A name of ours cannot be taken over by another package.
+
+    Args:
+        name: as `policy_names` has it.
+        find: gives the artifacts of `LEARNED_POLICIES`.
 
     Raises:
         UnknownPolicy: no policy has the name; the error lists those there are.
@@ -82,7 +91,7 @@ def policy_named(name: str) -> RoutingPolicy:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         factory = getattr(importlib.import_module(f"controller.routing.{module}"), attribute)
-        policy: RoutingPolicy = factory()
+        policy: RoutingPolicy = factory(name, find) if name in LEARNED_POLICIES else factory()
         return policy
     for entry in _entry_points():
         if entry.name == name:

@@ -1,6 +1,8 @@
 """The contract that every routing policy keeps."""
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +24,21 @@ class Budget:
     max_evaluations: int | None = None
 
 
+class FallbackCause(enum.Enum):
+    """Why another policy decided for a request than the one in force."""
+
+    NO_ARTIFACT = "no_artifact"
+    """A learned policy has no usable artifact."""
+    UNKNOWN_FLEET = "unknown_fleet"
+    """A learned policy was not trained on this fleet's nodes and models."""
+    OUT_OF_RANGE = "out_of_range"
+    """A request's inputs lie far outside what a learned policy was trained on."""
+    TOO_LATE = "too_late"
+    """The policy overran its budget by far."""
+    FAILED = "failed"
+    """The policy raised, or gave what cannot be used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a policy chose.
@@ -32,12 +49,14 @@ class Decision:
         lower_bound: no assignment has a smaller J; None when the policy gives none.
         evaluations: assignments or moves that were scored.
         fallback_reason: why a simpler policy decided for it; empty when none had to.
+        fallbacks: requests that a simpler policy decided, by cause.
     """
 
     assignment: IntArray
     lower_bound: float | None = None
     evaluations: int = 0
     fallback_reason: str = ""
+    fallbacks: Mapping[FallbackCause, int] = field(default_factory=dict)
 
 
 class RoutingPolicy(Protocol):

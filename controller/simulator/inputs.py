@@ -5,10 +5,6 @@ order of `ClusterDescription.models` and `.pairs`.
 """
 
 import hashlib
-import io
-import json
-import os
-import zipfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +14,9 @@ import numpy as np
 from controller.routing.problem import BoolArray, FloatArray, IntArray, name_key
 from controller.simulator.cluster import ClusterDescription
 from controller.simulator.scenario import Scenario
+from controller.storage.artifacts import Artifact, ArtifactError, load_artifact, save_artifact
 
-SCHEMA: Final = "pointsman.simulation-inputs/1"
+KIND: Final = "simulation-inputs"
 
 HELD_OUT: Final = 0.2
 """Share of the queries that judge policies and never train anything (DRLM)."""
@@ -210,58 +207,52 @@ def scenario_of(cluster: ClusterDescription, inputs: SimulationInputs) -> Scenar
 # -- files ----------------------------------------------------------------------------------------
 
 
-def save_inputs(inputs: SimulationInputs, path: Path) -> None:
-    """Write an .npz file of plain arrays, at once or not at all.
+def save_inputs(inputs: SimulationInputs, folder: Path) -> None:
+    """Write an artifact folder, numbers as float32; one that is there is replaced as a whole.
 
     Raises:
-        OSError: the file cannot be written.
+        InputsError: the folder cannot be written.
     """
     arrays: dict[str, Any] = {}
-    said: dict[str, Any] = {"schema": SCHEMA}
+    details: dict[str, Any] = {}
     for part in fields(inputs):
         value = getattr(inputs, part.name)
         if isinstance(value, np.ndarray):
             arrays[part.name] = value.astype(np.float32) if value.dtype.kind == "f" else value
         elif value is not None:
-            said[part.name] = value
-    arrays["manifest"] = np.array(json.dumps(said))
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(buffer.getvalue())
-    os.replace(partial, path)
+            details[part.name] = value
+    try:
+        save_artifact(folder, Artifact(KIND, arrays, details=details))
+    except ArtifactError as error:
+        raise InputsError(str(error)) from error
 
 
-def load_inputs(path: Path) -> SimulationInputs:
-    """Read a file that `save_inputs` wrote.
+def load_inputs(folder: Path) -> SimulationInputs:
+    """Read a folder that `save_inputs` wrote, its hashes checked.
 
     Raises:
-        InputsError: it is not such a file, or torn.
-        OSError: it cannot be read.
+        InputsError: the folder is absent, altered, of another schema or kind, or inconsistent.
     """
-    content = path.read_bytes()
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            found: dict[str, Any] = {name: archive[name] for name in archive.files}
-        said = json.loads(str(found.pop("manifest")))
-        if said.pop("schema", None) != SCHEMA:
-            raise InputsError(f"{path}: not of the form {SCHEMA}; make it again")
-        for name, value in found.items():
-            if value.dtype.kind == "f":
-                found[name] = value.astype(np.float64)
+        found = load_artifact(folder, KIND)
+    except ArtifactError as error:
+        raise InputsError(str(error)) from error
+    try:
+        arrays: dict[str, Any] = {
+            name: value.astype(np.float64) if value.dtype.kind == "f" else value
+            for name, value in found.arrays.items()
+        }
         return SimulationInputs(
-            **{"true_seconds": None, **found},
-            source=str(said["source"]),
-            classes=tuple(said["classes"]),
-            pairs=tuple(said["pairs"]),
-            noise=float(said["noise"]),
+            **{"true_seconds": None, **arrays},
+            source=str(found.details["source"]),
+            classes=tuple(found.details["classes"]),
+            pairs=tuple(found.details["pairs"]),
+            noise=float(found.details["noise"]),
         )
-    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputsError):
-            raise
-        raise InputsError(
-            f"{path}: not a file of simulation inputs, or a torn one; make it again"
-        ) from error
+    except InputsError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputsError(f"{folder} is inconsistent ({error}); make it again") from error
 
 
 def inputs_digest(inputs: SimulationInputs) -> str:

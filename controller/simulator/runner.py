@@ -10,7 +10,11 @@ from typing import Final
 import numpy as np
 
 from controller.request_manager.inflight import Attempt, Requeue, on_node_lost
-from controller.routing.baselines.greedy_reward import LATENCY_WEIGHT, QUALITY_WEIGHT, STEEPNESS
+from controller.routing.baselines.greedy_reward import (
+    LATENCY_WEIGHT,
+    QUALITY_WEIGHT,
+    latency_penalty,
+)
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 from controller.simulator.cluster import NodeEvent
@@ -67,6 +71,10 @@ class Outcome:
         destination: int64[R]; where each was sent last; `UNASSIGNED` if nowhere.
         arrived, started, finished: float64[R].
         reward: float64[R]; DRLM's, of the last decision, as seen when it was made.
+        unloaded_reward: float64[R]; the same, but with latency scaled by what the nodes that were
+            there would offer with nothing to do: a scale that no policy can stretch.
+        slowest_seconds: float64[R]; the greatest predicted wait and inference of any candidate of
+            that decision, which `reward` scales by.
         correct: float64[R]; the score of the answer.
         failed: bool[R]; its node went away after the first token, or for the third time, as in
             the controller: it was not routed again.
@@ -87,6 +95,8 @@ class Outcome:
     started: FloatArray
     finished: FloatArray
     reward: FloatArray
+    unloaded_reward: FloatArray
+    slowest_seconds: FloatArray
     correct: FloatArray
     failed: BoolArray
     decision_seconds: FloatArray
@@ -251,12 +261,15 @@ class _Run:
         if scenario.idle_watts is not None:
             free = cluster.up_seconds() - cluster.busy_seconds / scenario.slots
             idle = float(np.maximum(free, 0.0) @ scenario.idle_watts)
+        reward, unloaded, slowest = self._rewards()
         return Outcome(
             destination=self.destination,
             arrived=self.workload.arrivals,
             started=self.started,
             finished=self.finished,
-            reward=self._rewards(),
+            reward=reward,
+            unloaded_reward=unloaded,
+            slowest_seconds=slowest,
             correct=self._correct(),
             failed=self.failed,
             decision_seconds=self.thought,
@@ -368,18 +381,22 @@ class _Run:
         found[done] = self.scenario.correct[self.workload.query[done], model]
         return found
 
-    def _rewards(self) -> FloatArray:
-        """DRLM's reward of each request's last decision, as `simulator.reward` has it."""
-        found = np.full(self.destination.size, np.nan)
+    def _rewards(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Of each request's last decision: reward, unloaded reward and slowest candidate."""
+        found = np.full((3, self.destination.size), np.nan)
         for fleet, up in enumerate(self.fleets):
             sent = np.flatnonzero((self.destination != UNASSIGNED) & (self.seen_fleet == fleet))
             nodes = np.flatnonzero(up & self.scenario.has_models)
             for start in range(0, sent.size, _REWARD_ROWS):
                 rows = sent[start : start + _REWARD_ROWS]
-                found[rows] = self._rewards_of(rows, nodes)
-        return found
+                found[:, rows] = self._rewards_of(rows, nodes)
+        reward, unloaded, slowest = found
+        return reward, unloaded, slowest
 
-    def _rewards_of(self, requests: IntArray, nodes: IntArray) -> FloatArray:
+    def _rewards_of(
+        self, requests: IntArray, nodes: IntArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """DRLM's reward, as `simulator.reward` has it, on both scales."""
         scenario, chosen = self.scenario, self.destination[requests]
         query = self.workload.query[requests]
         seen = self.seen_waits[requests]
@@ -389,12 +406,17 @@ class _Run:
         # Waits are the nodes', so the extremes of each node's destinations do for all of them.
         low, high = scenario.node_quality_range
         worst, best = low[query][:, nodes].min(axis=1), high[query][:, nodes].max(axis=1)
-        low, high = scenario.node_seconds_range
+        good = QUALITY_WEIGHT * _share(quality, worst, best)
+        low, high = (times[query][:, nodes] for times in scenario.node_seconds_range)
         ahead = seen[:, nodes]
-        soonest = (low[query][:, nodes] + ahead).min(axis=1)
-        latest = (high[query][:, nodes] + ahead).max(axis=1)
-        late = np.expm1(STEEPNESS * _share(latency, soonest, latest)) / np.expm1(STEEPNESS)
-        return np.asarray(QUALITY_WEIGHT * _share(quality, worst, best) - LATENCY_WEIGHT * late)
+        slowest = (high + ahead).max(axis=1)
+        late = _share(latency, (low + ahead).min(axis=1), slowest)
+        unloaded = _share(latency, low.min(axis=1), high.max(axis=1))
+        return (
+            good - LATENCY_WEIGHT * latency_penalty(late),
+            good - LATENCY_WEIGHT * latency_penalty(unloaded),
+            slowest,
+        )
 
 
 def _share(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from controller.routing.ppo.artifact import PolicyArtifact, write_artifact
+from controller.routing.ppo.artifact import PolicyArtifact
+from controller.storage.policy_files import save_policy
 from controller.training.ppo import Trainer
 
 
@@ -45,5 +46,12 @@ def artifact_of(trainer: Trainer, scenario: str) -> PolicyArtifact:
 
 
 def export(trainer: Trainer, folder: Path, scenario: str) -> int:
-    """Write the policy; returns the bytes of its weights."""
-    return write_artifact(artifact_of(trainer, scenario), folder)
+    """Write the policy; returns the bytes of its weights.
+
+    Raises:
+        ValueError: nothing was trained yet.
+        ArtifactError: the folder cannot be written.
+    """
+    artifact = artifact_of(trainer, scenario)
+    save_policy(folder, artifact)
+    return sum(values.nbytes for values in artifact.weights.values())

@@ -37,6 +37,7 @@ from controller.ids import BatchId, ModelName, NodeId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
+from controller.routing.policy import FallbackCause
 
 pytestmark = pytest.mark.anyio
 
@@ -101,6 +102,10 @@ class ScriptedRouter:
                     yield step
         finally:
             self.closed.set()
+
+    @property
+    def policy_fallbacks(self) -> dict[tuple[str, FallbackCause], int]:
+        return {("ppo", FallbackCause.OUT_OF_RANGE): 3}
 
     def models(self) -> list[ServedModel]:
         return [
@@ -271,6 +276,14 @@ async def test_door_is_live_without_models_but_not_ready() -> None:
         assert (await opened.http.get("/v1/models")).json()["data"] == []
     async with door(ScriptedRouter()) as opened:
         assert (await opened.http.get("/readyz")).json() == {"status": "ready", "models": 1}
+
+
+async def test_prometheus_reads_how_many_requests_fell_back_and_why() -> None:
+    async with door(ScriptedRouter()) as opened:
+        answer = await opened.http.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    sample = 'pointsman_policy_fallback_requests_total{policy="ppo",cause="out_of_range"} 3'
+    assert sample in answer.text.splitlines()
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from controller.config import RoutingSettings
-from controller.routing.ppo import policy as learned
 from edge_agent.config import ModelSettings
-from pointsman.v1 import router_pb2, types_pb2
+from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 from tests.fakes.fleet import RunningFleet, running_fleet
 
 torch = pytest.importorskip("torch")
@@ -95,11 +94,12 @@ def test_node_that_joins_is_used_and_one_unknown_to_ppo_makes_it_fall_back(
                 assert strange.decision.fallback_reason == ""
             text, _ = await fleet.infer(max_tokens=4)
             assert text
+            # Dry runs do not count; the one live request since the stranger came does.
+            told = await fleet.client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=5)
+            counted = [(each.policy, each.cause, each.requests) for each in told.fallbacks]
+            assert counted == ([("ppo", "unknown_fleet", 1)] if policy == "ppo" else [])
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        learned.use_artifacts("")
+    asyncio.run(scenario())
 
 
 def test_ppo_without_an_artifact_serves_by_its_fall_back_and_says_how_to_train(

@@ -1,42 +1,34 @@
-"""Files of learned policies: weights, what they expect, and where they come from.
+"""A learned policy as it is served: weights, what they expect, and where they come from.
 
-A folder holds `manifest.json` and `weights.npz`. Plain arrays only, no pickles; the manifest has
-the weights' SHA-256, so a torn or swapped file is refused.
+`controller.storage.policy_files` reads and writes it.
 """
 
 import hashlib
-import io
-import json
-import os
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from controller.routing.ppo.observation import CANDIDATE_FEATURES, Float32Array, Layout
-
-SCHEMA: Final = "pointsman.policy/1"
-ARCHITECTURES: Final = ("factorised", "flat", "set")
-_LAYOUT_ARRAYS: Final = (
-    "model_keys",
-    "node_keys",
-    "kind_of_node",
-    "choice_of_model",
-    "level_of_model",
-    "deployed",
+from controller.routing.ppo.observation import (
+    CANDIDATE_FEATURES,
+    Float32Array,
+    Layout,
+    vector_size,
 )
 
+ARCHITECTURES: Final = ("factorised", "flat", "set")
 
-class PolicyArtifactError(ValueError):
-    """A learned policy cannot be read; the text says what to do."""
+_FIRST_LAYERS: Final = {
+    "factorised": "encoder.0.weight",
+    "flat": "encoder.0.weight",
+    "set": "candidate.0.weight",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyArtifact:
-    """A learned policy as it is served.
+    """A learned policy.
 
     Attributes:
         architecture: factorised, flat or set.
@@ -44,6 +36,9 @@ class PolicyArtifact:
         lowest, highest: float32[inputs]; the range each input had in training.
         layout: the fleet it was trained on; None for `set`, which knows no names.
         provenance: settings and figures of the training.
+
+    Raises:
+        ValueError: the parts do not fit each other, or a weight is not finite.
     """
 
     architecture: str
@@ -53,80 +48,48 @@ class PolicyArtifact:
     layout: Layout | None
     provenance: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"there is no architecture {self.architecture!r}")
+        if (self.layout is None) != (self.architecture == "set"):
+            raise ValueError(f"a {self.architecture} policy with the wrong kind of layout")
+        inputs = len(CANDIDATE_FEATURES) if self.layout is None else vector_size(self.layout)
+        first = self.weights.get(_FIRST_LAYERS[self.architecture])
+        if first is None or first.ndim != 2 or first.shape[1] != inputs:
+            raise ValueError(f"the first layer does not take the {inputs} inputs there are")
+        if self.lowest.shape != (inputs,) or self.highest.shape != (inputs,):
+            raise ValueError(f"the trained range is not one of {inputs} inputs")
+        for name, values in self.weights.items():
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} is not finite")
 
-def write_artifact(artifact: PolicyArtifact, folder: Path) -> int:
-    """Write the folder, each file at once; returns the bytes of the weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {f"weights/{name}": value for name, value in artifact.weights.items()}
-    arrays["lowest"], arrays["highest"] = artifact.lowest, artifact.highest
-    if artifact.layout is not None:
-        for name in _LAYOUT_ARRAYS:
-            arrays[f"layout/{name}"] = getattr(artifact.layout, name)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    content = buffer.getvalue()
-    manifest = {
-        "schema": SCHEMA,
-        "architecture": artifact.architecture,
-        "weights_sha256": hashlib.sha256(content).hexdigest(),
-        "candidate_features": list(CANDIDATE_FEATURES),
-        "provenance": dict(artifact.provenance),
-    }
-    _replace(folder / "weights.npz", content)
-    _replace(folder / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
-    return len(content)
-
-
-def read_artifact(folder: Path) -> PolicyArtifact:
-    """Read a folder that `write_artifact` wrote.
-
-    Raises:
-        PolicyArtifactError: files are missing, torn, altered, or of another version.
-    """
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        content = (folder / "weights.npz").read_bytes()
-    except OSError as error:
-        raise PolicyArtifactError(
-            f"{error.filename}: cannot be read: {error.strerror}; name a folder that "
-            "`edge-controller train` wrote"
-        ) from error
-    except ValueError as error:
-        raise PolicyArtifactError(f"{folder}/manifest.json: not JSON; train again") from error
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise PolicyArtifactError(f"{folder}: not of the form {SCHEMA}; train with this version")
-    architecture = manifest.get("architecture")
-    if architecture not in ARCHITECTURES:
-        raise PolicyArtifactError(f"{folder}: unknown architecture {architecture!r}")
-    if hashlib.sha256(content).hexdigest() != manifest.get("weights_sha256"):
-        raise PolicyArtifactError(
-            f"{folder}: weights.npz is not the file of this manifest; copy it again"
-        )
-    if architecture == "set" and manifest.get("candidate_features") != list(CANDIDATE_FEATURES):
-        raise PolicyArtifactError(f"{folder}: was trained on other features; train again")
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        layout = None
-        if architecture != "set":
-            layout = Layout(**{name: arrays[f"layout/{name}"] for name in _LAYOUT_ARRAYS})
-        return PolicyArtifact(
-            architecture,
-            {
-                name.removeprefix("weights/"): np.asarray(value, dtype=np.float32)
-                for name, value in arrays.items()
-                if name.startswith("weights/")
-            },
-            arrays["lowest"],
-            arrays["highest"],
-            layout,
-            manifest.get("provenance", {}),
-        )
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise PolicyArtifactError(f"{folder}: weights.npz lacks an array; train again") from error
+    @property
+    def digest(self) -> str:
+        """SHA-256, hexadecimal, of all that decisions depend on."""
+        found = hashlib.sha256(self.architecture.encode())
+        arrays: dict[str, Any] = {**self.weights, "lowest": self.lowest, "highest": self.highest}
+        if self.layout is not None:
+            arrays |= {part.name: getattr(self.layout, part.name) for part in fields(self.layout)}
+        for name in sorted(arrays):
+            found.update(name.encode())
+            found.update(np.ascontiguousarray(arrays[name]).tobytes())
+        return found.hexdigest()
 
 
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+@dataclass(frozen=True, slots=True)
+class NoArtifact:
+    """There is no usable artifact; `reason` says what to do."""
+
+    reason: str
+
+
+FindArtifact: TypeAlias = Callable[[str], PolicyArtifact | NoArtifact]
+"""Gives the artifact of a learned policy's name; whoever builds policies passes one in."""
+
+
+def no_artifact(name: str) -> NoArtifact:
+    """What a controller without a folder of learned policies knows."""
+    return NoArtifact(
+        f"no trained policy {name}; train one with `edge-controller train {name}` and set "
+        "routing.ppo_artifacts"
+    )

@@ -1,16 +1,14 @@
 """Learned policies as routing policies, with a fall-back for what they were not trained on."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from controller.routing.baselines.greedy_reward import GreedyRewardPolicy
-from controller.routing.policy import UNASSIGNED, Budget, Decision
-from controller.routing.ppo.artifact import PolicyArtifact, PolicyArtifactError, read_artifact
+from controller.routing.policy import UNASSIGNED, Budget, Decision, FallbackCause
+from controller.routing.ppo.artifact import FindArtifact, NoArtifact, PolicyArtifact
 from controller.routing.ppo.network import factorised_choice, flat_choice, set_logits
 from controller.routing.ppo.observation import (
     Float32Array,
@@ -28,14 +26,11 @@ RANGE_MARGIN: Final = 0.25
 ABSOLUTE_MARGIN: Final = 0.25
 
 
-# The table of policies builds each without arguments, so this is told beforehand.
-_artifacts: Path | None = None
-
-
-def use_artifacts(folder: str) -> None:
-    """Look for `ppo` and `ppo-set` in this folder from now on; empty: nowhere."""
-    global _artifacts
-    _artifacts = Path(folder).expanduser() if folder else None
+SERVED_ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "ppo": ("factorised", "flat"),
+    "ppo-set": ("set",),
+}
+"""Of the policies that operators can choose."""
 
 
 class OutOfRange(Exception):
@@ -46,37 +41,31 @@ class LearnedPolicy:
     """A learned policy over a batch, request by request, each seeing the earlier ones' load.
 
     A request that is outside what the policy was trained on is sent by `greedy-reward`; the
-    decision says how many were and why, and `fallbacks` counts them.
+    decision says how many were and why.
 
     Args:
         name: as operators know it.
-        find: gives the artifact, or raises `PolicyArtifactError`; then all requests fall back.
+        artifact: what decides; without one all requests fall back.
     """
 
-    def __init__(self, name: str, find: Callable[[], PolicyArtifact]) -> None:
+    def __init__(self, name: str, artifact: PolicyArtifact | NoArtifact) -> None:
         self.name = name
-        self.fallbacks: Counter[str] = Counter()
         self._greedy = GreedyRewardPolicy()
-        self._artifact: PolicyArtifact | None = None
-        self._missing = ""
-        try:
-            self._artifact = find()
-        except PolicyArtifactError as error:
-            self._missing = str(error)
+        self._artifact = artifact
 
     @property
     def is_trained(self) -> bool:
         """Whether there is an artifact to decide with."""
-        return self._artifact is not None
+        return isinstance(self._artifact, PolicyArtifact)
 
     def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
         """Assign in one pass; the budget is never needed."""
-        if self._artifact is None:
-            return self._fall_back(problem, self._missing)
+        if isinstance(self._artifact, NoArtifact):
+            return self._fall_back(problem, FallbackCause.NO_ARTIFACT, self._artifact.reason)
         try:
             choose = self._chooser(problem, self._artifact)
         except OutOfRange as error:
-            return self._fall_back(problem, str(error))
+            return self._fall_back(problem, FallbackCause.UNKNOWN_FLEET, str(error))
         assignment = np.full(problem.n_requests, UNASSIGNED, dtype=np.int64)
         backlog = problem.backlog_seconds.copy()
         reasons: list[str] = []
@@ -90,24 +79,23 @@ class LearnedPolicy:
             assignment[r] = chosen
             scored += seen
             backlog[problem.node_of[chosen]] += problem.work_seconds[r, chosen]
-        reason = ""
-        if reasons:
-            self.fallbacks["out of range"] += len(reasons)
-            reason = (
-                f"{len(reasons)} of {problem.n_requests} requests by {self._greedy.name}: "
-                f"{reasons[0]}"
-            )
-        return Decision(assignment, evaluations=scored, fallback_reason=reason)
-
-    def _fall_back(self, problem: RoutingProblem, why: str) -> Decision:
-        self.fallbacks["no artifact" if self._artifact is None else "unknown fleet"] += (
-            problem.n_requests
+        if not reasons:
+            return Decision(assignment, evaluations=scored)
+        return Decision(
+            assignment,
+            evaluations=scored,
+            fallback_reason=f"{len(reasons)} of {problem.n_requests} requests by "
+            f"{self._greedy.name}: {reasons[0]}",
+            fallbacks={FallbackCause.OUT_OF_RANGE: len(reasons)},
         )
+
+    def _fall_back(self, problem: RoutingProblem, cause: FallbackCause, why: str) -> Decision:
         whole = self._greedy.decide(problem, np.random.default_rng(0), Budget())
         return Decision(
             whole.assignment,
             evaluations=whole.evaluations,
             fallback_reason=f"{self.name} left it to {self._greedy.name}: {why}",
+            fallbacks={cause: int(problem.routable.sum())},
         )
 
     def _chooser(
@@ -123,27 +111,22 @@ class LearnedPolicy:
         return int(destinations[np.argmax(candidate_features(candidates)[1][0])])
 
 
-def ppo() -> LearnedPolicy:
-    """DRLM's factorised policy, from the folder `ppo` of the artifacts."""
-    return LearnedPolicy("ppo", lambda: _found("ppo", ("factorised", "flat")))
+def served_policy(name: str, find: FindArtifact) -> LearnedPolicy:
+    """The learned policy of that name; one of another architecture is not taken for it.
 
-
-def ppo_set() -> LearnedPolicy:
-    """The set policy, from the folder `ppo-set` of the artifacts."""
-    return LearnedPolicy("ppo-set", lambda: _found("ppo-set", ("set",)))
-
-
-def _found(name: str, architectures: tuple[str, ...]) -> PolicyArtifact:
-    if _artifacts is None:
-        raise PolicyArtifactError(
-            f"no trained policy {name}; train one with `edge-controller train {name}` and set "
-            "routing.ppo_artifacts"
-        )
-    path = _artifacts / name
-    artifact = read_artifact(path)
-    if artifact.architecture not in architectures:
-        raise PolicyArtifactError(f"{path}: holds a {artifact.architecture} policy, not {name}'s")
-    return artifact
+    Args:
+        name: one of `SERVED_ARCHITECTURES`.
+        find: gives its artifact.
+    """
+    artifact = find(name)
+    if isinstance(artifact, PolicyArtifact):
+        fitting = SERVED_ARCHITECTURES[name]
+        if artifact.architecture not in fitting:
+            artifact = NoArtifact(
+                f"the artifact of {name} holds a {artifact.architecture} policy, not a "
+                f"{' or '.join(fitting)} one; train {name}"
+            )
+    return LearnedPolicy(name, artifact)
 
 
 def _choose_candidate(

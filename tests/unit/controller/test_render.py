@@ -43,6 +43,7 @@ def test_nodes_are_shown_with_what_is_unknown_left_open(
                 cpu_utilisation_ratio=0.25,
                 power_watts=4.25,
                 power_source=types_pb2.POWER_SOURCE_ESTIMATE,
+                issues=[f"reboot_needed: {TAG}"],
             ),
             round_trip_seconds=0.0125,
             completed_requests=7,
@@ -54,6 +55,7 @@ def test_nodes_are_shown_with_what_is_unknown_left_open(
     assert "~4.2 W" in out
     assert "12.5" in out
     assert "25 %" in out
+    assert f"pi: reboot_needed: {TAG}" in out
     (fresh,) = [line for line in out.splitlines() if "fresh" in line]
     assert fresh.count(" - ") >= 4
 
@@ -130,9 +132,13 @@ def test_policy_is_one_line_and_what_there_is(capsys: pytest.CaptureFixture[str]
             available_policies=["memetic", "round-robin"],
             window_seconds=1.0,
             max_batch_requests=128,
+            fallbacks=[
+                admin_pb2.PolicyFallbacks(policy="ppo", cause="out_of_range", requests=7),
+            ],
         )
     )
     out = capsys.readouterr().out
+    assert "ppo left 7 requests to another: out_of_range" in out
     assert "memetic, weights quality 0.4, cost 0, energy 0, time 0.6, payoff" in out
     assert "available: memetic, round-robin" in out
 

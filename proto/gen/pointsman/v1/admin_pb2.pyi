@@ -417,6 +417,7 @@ class GetPolicyResponse(_message.Message):
     AVAILABLE_POLICIES_FIELD_NUMBER: _builtins.int
     WINDOW_SECONDS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_REQUESTS_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     normalisation: _builtins.str
     window_seconds: _builtins.float
@@ -425,6 +426,10 @@ class GetPolicyResponse(_message.Message):
     def weights(self) -> _types_pb2.ObjectiveWeights: ...
     @_builtins.property
     def available_policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def fallbacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyFallbacks]:
+        """What has happened since the controller started; empty when no policy fell back."""
+
     def __init__(
         self,
         *,
@@ -434,14 +439,44 @@ class GetPolicyResponse(_message.Message):
         available_policies: _abc.Iterable[_builtins.str] | None = ...,
         window_seconds: _builtins.float = ...,
         max_batch_requests: _builtins.int = ...,
+        fallbacks: _abc.Iterable[Global___PolicyFallbacks] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_policies", b"available_policies", "max_batch_requests", b"max_batch_requests", "normalisation", b"normalisation", "policy", b"policy", "weights", b"weights", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_policies", b"available_policies", "fallbacks", b"fallbacks", "max_batch_requests", b"max_batch_requests", "normalisation", b"normalisation", "policy", b"policy", "weights", b"weights", "window_seconds", b"window_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
+
+@_typing.final
+class PolicyFallbacks(_message.Message):
+    """PolicyFallbacks counts requests that another policy decided than the one in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """The policy that was in force."""
+    cause: _builtins.str
+    """no_artifact, unknown_fleet, out_of_range, too_late or failed; more may be added."""
+    requests: _builtins.int
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "policy", b"policy", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyFallbacks: _TypeAlias = PolicyFallbacks  # noqa: Y015
 
 @_typing.final
 class SetPolicyRequest(_message.Message):

@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from controller.commands.train import train
-from controller.routing.ppo.artifact import read_artifact
 from controller.routing.problem import name_key
+from controller.storage.policy_files import load_policy
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -19,7 +19,7 @@ def test_training_writes_what_a_controller_serves_and_goes_on_when_told(tmp_path
     options = ("ppo", "--out", str(tmp_path), "--episodes")
     assert run(*options, "16")[0] == 0
     manifest = json.loads((tmp_path / "ppo" / "manifest.json").read_text())
-    assert manifest["architecture"] == "factorised"
+    assert manifest["details"]["architecture"] == "factorised"
     code, output = run(*options, "32")
     assert code == 2
     assert "--resume" in output
@@ -36,22 +36,22 @@ def test_unknown_scenario_is_wrong_usage_and_lists_those_there_are(tmp_path: Pat
 def test_a_policy_for_the_simulators_cluster_knows_its_nodes(tmp_path: Path) -> None:
     code, output = run("ppo", "--out", str(tmp_path), "--episodes", "8", "--scenario", "drlm")
     assert code == 0, output
-    layout = read_artifact(tmp_path / "ppo").layout
+    layout = load_policy(tmp_path / "ppo").layout
     assert layout is not None
     assert name_key("orin-agx-0") in layout.node_keys
     assert name_key("gpt-oss-20b-z4") in layout.model_keys
 
 
 def test_inputs_need_a_scenario_of_the_simulator(tmp_path: Path) -> None:
-    wrong = tmp_path / "inputs.npz"
-    wrong.write_bytes(b"none")
+    wrong = tmp_path / "inputs"
+    wrong.mkdir()
     code, output = run("ppo", "--out", str(tmp_path), "--inputs", str(wrong))
     assert code == 2
     assert "give --scenario drlm" in output
     options = ("--scenario", "drlm", "--inputs", str(wrong))
     code, output = run("ppo", "--out", str(tmp_path), *options)
     assert code == 2
-    assert "make it again" in output
+    assert "make it anew" in output
 
 
 def test_the_plain_policy_has_one_architecture(tmp_path: Path) -> None:

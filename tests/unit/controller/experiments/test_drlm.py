@@ -48,7 +48,7 @@ SMALL = Design(requests=(6, 12), rates=(1.0,), runs=2)
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
-    path = tmp_path_factory.mktemp("inputs") / "inputs.npz"
+    path = tmp_path_factory.mktemp("inputs") / "inputs"
     save_inputs(synthetic_inputs(read_scenario("drlm"), 0, 90), path)
     return Setting("drlm", path, None)
 
@@ -248,7 +248,7 @@ def test_the_command_trains_compares_and_goes_on_where_it_was(
     results = json.loads((out / "results.json").read_text())
     assert {each["metric"] for each in results["comparisons"]} == set(COMPARED)
     assert results["policies"]["ppo-set"]["scenario"] == "drlm"
-    weights = list(out.glob("policies/*/ppo-set/weights.npz"))
+    weights = list(out.glob("policies/*/ppo-set/arrays.npz"))
     before = weights[0].stat().st_mtime_ns
     again = run(*arguments, *chosen)
     assert again.exit_code == 0, again.output
@@ -270,11 +270,11 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     found = run("--quick", "--out", out, "--policy", "ppo-flat")
     assert found.exit_code == 1
     assert "nothing is left to compare" in found.output
-    wrong = tmp_path / "wrong.npz"
-    wrong.write_bytes(b"no archive")
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
     found = run("--quick", "--out", out, "--inputs", str(wrong))
     assert found.exit_code == 2
-    assert "make it again" in found.output
+    assert "make it anew" in found.output
     trace = tmp_path / "trace.csv"
     trace.write_text("when\n1\n")
     found = run("--quick", "--out", out, "--trace", str(trace), "--policy", "random")

@@ -16,7 +16,14 @@ from controller.profiler.state import ProfilerState
 from controller.request_manager import decider as decider_module
 from controller.request_manager.decider import FALLBACK_POLICY, Decider
 from controller.routing.policies import policy_named
-from controller.routing.policy import UNASSIGNED, Budget, Decision, RoutingPolicy
+from controller.routing.policy import (
+    UNASSIGNED,
+    Budget,
+    Decision,
+    FallbackCause,
+    RoutingPolicy,
+)
+from controller.routing.ppo.artifact import FindArtifact, no_artifact
 from controller.routing.problem import RoutingProblem
 from tests.fakes.reports import hello, join, reported_model
 
@@ -59,7 +66,7 @@ class Scripted:
 def use(monkeypatch: pytest.MonkeyPatch, policy: object) -> None:
     """Let the name "scripted" mean this policy."""
 
-    def named(name: str) -> RoutingPolicy:
+    def named(name: str, find: FindArtifact = no_artifact) -> RoutingPolicy:
         return policy if name == "scripted" else policy_named(name)  # type: ignore[return-value]
 
     monkeypatch.setattr(decider_module, "policy_named", named)
@@ -191,6 +198,18 @@ async def test_batch_of_a_policy_that_fails_goes_to_the_least_loaded(
     assert decision.lower_bound is None
     assert all(placement.chosen for placement in placements)
     assert decider.choice.policy == "scripted"
+    assert decider.fallbacks == {("scripted", FallbackCause.FAILED): len(BATCH)}
+
+
+async def test_fall_backs_of_live_batches_are_counted_and_those_of_dry_runs_are_not() -> None:
+    decider = Decider(RoutingSettings(policy="ppo"))
+    await decider.decide(BATCH, FLEET)
+    await decider.decide(BATCH[:2], FLEET)
+    found, _ = await decider.dry_run(BATCH, FLEET, "ppo-set", None)
+    assert "edge-controller train ppo-set" in found.fallback_reason
+    decider.choose("greedy-reward", None, None)
+    await decider.decide(BATCH, FLEET)
+    assert decider.fallbacks == {("ppo", FallbackCause.NO_ARTIFACT): len(BATCH) + 2}
 
 
 async def test_assignment_that_breaks_a_constraint_is_not_used(
@@ -223,6 +242,7 @@ async def test_policy_that_never_answers_is_left_behind(monkeypatch: pytest.Monk
         decision, _ = await decider.decide(BATCH, FLEET)
         assert decision.policy == FALLBACK_POLICY
         assert "did not answer within" in decision.fallback_reason
+        assert decider.fallbacks == {("scripted", FallbackCause.TOO_LATE): len(BATCH)}
         decision, _ = await decider.decide(BATCH, FLEET)
         assert (decision.policy, decision.fallback_reason) == ("scripted", "")
         # What is left behind must not keep a stopped controller alive.

@@ -17,6 +17,7 @@ from controller.simulator.inputs import (
     synthetic_inputs,
 )
 from controller.simulator.scenario_file import read_scenario
+from controller.storage.artifacts import load_artifact, save_artifact
 
 CLUSTER = read_scenario("drlm")
 INPUTS = synthetic_inputs(CLUSTER, 0, 300)
@@ -71,28 +72,48 @@ def test_the_scenario_is_the_clusters() -> None:
     assert scenario.is_edge.sum() == 48
 
 
-def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
-    path = tmp_path / "inputs.npz"
+def test_a_folder_gives_back_what_was_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "inputs"
     measured = replace(INPUTS, true_seconds=INPUTS.seconds * 1.5)
-    save_inputs(measured, path)
-    found = load_inputs(path)
+    save_inputs(measured, folder)
+    found = load_inputs(folder)
     assert found.pairs == measured.pairs
     assert found.source == measured.source
     assert found.true_seconds is not None
     np.testing.assert_allclose(found.true_seconds, INPUTS.seconds * 1.5, rtol=1e-6)
     np.testing.assert_array_equal(found.is_held_out, measured.is_held_out)
+    save_inputs(INPUTS, folder)
+    assert load_inputs(folder).true_seconds is None
+    again = tmp_path / "again"
+    save_inputs(load_inputs(folder), again)
+    assert inputs_digest(load_inputs(again)) == inputs_digest(load_inputs(folder))
 
 
-def test_a_torn_file_and_another_scenarios_inputs_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "inputs.npz"
-    save_inputs(INPUTS, path)
-    path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(InputsError, match="torn"):
-        load_inputs(path)
+def test_a_torn_folder_and_another_scenarios_inputs_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "inputs"
+    save_inputs(INPUTS, folder)
+    arrays = folder / "arrays.npz"
+    arrays.write_bytes(arrays.read_bytes()[:2000])
+    with pytest.raises(InputsError, match="not the file that was saved"):
+        load_inputs(folder)
+    with pytest.raises(InputsError, match="holds no manifest"):
+        load_inputs(tmp_path / "nowhere")
     smaller = replace(CLUSTER, models=CLUSTER.models[:5])
     with pytest.raises(InputsError, match="not of scenario drlm"):
         scenario_of(smaller, INPUTS)
     assert len(pair_names(smaller)) < len(INPUTS.pairs)
+
+
+def test_inputs_with_an_array_missing_or_impossible_are_refused(tmp_path: Path) -> None:
+    save_inputs(INPUTS, tmp_path / "inputs")
+    whole = load_artifact(tmp_path / "inputs", "simulation-inputs")
+    arrays = {name: value for name, value in whole.arrays.items() if name != "seconds"}
+    save_artifact(tmp_path / "less", replace(whole, arrays=arrays))
+    with pytest.raises(InputsError, match="is inconsistent"):
+        load_inputs(tmp_path / "less")
+    save_artifact(tmp_path / "wrong", replace(whole, details={**whole.details, "noise": 9.0}))
+    with pytest.raises(InputsError, match="noise is 9"):
+        load_inputs(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,17 @@ def test_each_arrival_sees_the_queue_that_the_earlier_ones_left() -> None:
     assert found.reward[0] == pytest.approx(0.8 - 0.3 * late)
 
 
+def test_a_queue_that_stretches_the_scale_of_latency_does_not_hide_in_the_unloaded_reward() -> None:
+    found = simulate(scenario(), arriving(0.0, 0.0, 0.0), Always(2), WEIGHTS)
+    # The third waits 8 s and then takes 4, and is the slowest candidate itself; an idle fleet
+    # offers 2 to 8 s.
+    np.testing.assert_allclose(found.slowest_seconds, [8.0, 8.0, 12.0])
+    assert found.reward[2] == pytest.approx(0.8 - 0.3)
+    beyond = math.expm1(3.0 * (12.0 - 2.0) / (8.0 - 2.0)) / math.expm1(3.0)
+    assert found.unloaded_reward[2] == pytest.approx(0.8 - 0.3 * beyond)
+    assert found.unloaded_reward[0] == found.reward[0]
+
+
 def test_a_window_gathers_and_a_full_batch_is_decided_at_once() -> None:
     policy = Always(2)
     times = arriving(0.0, 0.5, 0.6, 0.7, 5.0)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.routing.policies import policy_named
-from controller.routing.policy import Budget
-from controller.routing.ppo.artifact import PolicyArtifactError, read_artifact
+from controller.routing.policy import Budget, FallbackCause
 from controller.routing.ppo.network import factorised_choice, flat_choice, set_logits
 from controller.routing.ppo.observation import candidate_features, candidates_of
 from controller.routing.ppo.policy import LearnedPolicy
+from controller.storage.policy_files import load_policy
 from controller.training.evaluation import judge, problem_of
 from controller.training.export import artifact_of, export
 from controller.training.ppo import (
@@ -183,8 +183,8 @@ def test_training_learns_and_beats_random_by_far(tmp_path: Path) -> None:
         Traffic(rates=(1.0, 1.0)),
     )
     trainer.train()
-    export(trainer, tmp_path, "test")
-    policy = LearnedPolicy("ppo-set", lambda: read_artifact(tmp_path))
+    export(trainer, tmp_path / "policy", "test")
+    policy = LearnedPolicy("ppo-set", load_policy(tmp_path / "policy"))
     learned = judge(policy, world, 30, 1.0, 2)
     by_chance = judge(policy_named("random"), world, 30, 1.0, 2)
     assert learned.fallback_ratio < 0.5
@@ -216,23 +216,14 @@ def test_policy_of_a_fleet_refuses_several(architecture: Architecture) -> None:
         Trainer([paper_world(0, 10), paper_world(1, 10)], replace(TINY, architecture=architecture))
 
 
-def test_artifact_of_a_swapped_weights_file_is_refused(tmp_path: Path) -> None:
-    trainer = tiny("set")
-    trainer.advance()
-    export(trainer, tmp_path, "test")
-    (tmp_path / "weights.npz").write_bytes(b"something else")
-    with pytest.raises(PolicyArtifactError, match="not the file of this manifest"):
-        read_artifact(tmp_path)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_served_policy_takes_its_fleet_with_nodes_away_and_leaves_strangers_to_the_fall_back(
     architecture: Architecture, tmp_path: Path
 ) -> None:
     trainer = tiny(architecture)
     trainer.train()
-    export(trainer, tmp_path, "test")
-    policy = LearnedPolicy("ppo", lambda: read_artifact(tmp_path))
+    export(trainer, tmp_path / "policy", "test")
+    policy = LearnedPolicy("ppo", load_policy(tmp_path / "policy"))
     world = paper_world(3, queries=60)
     known = judge(policy, world, 10, 1.0, 1, down_ratio=0.3)
     assert known.fallback_ratio <= 0.5
@@ -242,7 +233,7 @@ def test_served_policy_takes_its_fleet_with_nodes_away_and_leaves_strangers_to_t
     decision = policy.decide(stranger, np.random.default_rng(0), Budget())
     if architecture != "set":
         assert "not trained on" in decision.fallback_reason
-        assert policy.fallbacks["unknown fleet"] == 1
+        assert decision.fallbacks == {FallbackCause.UNKNOWN_FLEET: 1}
     assert stranger.feasible[0, decision.assignment[0]]
 
 
