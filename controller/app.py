@@ -21,12 +21,14 @@ from controller.fleet.sessions import FleetSessions
 from controller.gateway.app import build_app
 from controller.gateway.server import serve_http
 from controller.predictors.embedding import EmbeddingUnavailableError
-from controller.predictors.serving import QualityPredictor, open_quality_predictor
+from controller.predictors.fitted_serving import FittedPredictor, open_fitted_predictor
+from controller.predictors.serving import QualityPredictor, open_embedding, open_quality_predictor
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import RequestManager
 from controller.security.tls import ServerCertificate, server_certificate
+from controller.storage.artifacts import ArtifactError
 from controller.storage.base import ControllerStore, Retention, StorageError
 from controller.storage.keeping import StateKeeper
 from controller.storage.memory import MemoryStore
@@ -67,7 +69,7 @@ async def serve(
         settings.routing, find=policies_in(Path(folder).expanduser() if folder else None)
     )
     async with _storing(settings) as store, _learning(settings) as (predictor, learner):
-        decider.predict_with(predictor)
+        decider.predict_with(predictor, await _fitted(settings, predictor))
         await _serve(settings, certificate, decider, learner, store, stop, on_ready)
 
 
@@ -202,6 +204,33 @@ def _predictor(settings: Settings) -> QualityPredictor | None:
         raise SettingsError(str(error)) from error
     log.info("quality.opened", profiled_prompts=predictor.profiled_prompts)
     return predictor
+
+
+async def _fitted(settings: Settings, predictor: QualityPredictor | None) -> FittedPredictor | None:
+    """The fitted predictors; None, with a word in the log, without them or an embedding model.
+
+    Raises:
+        SettingsError: the folder of the settings does not load.
+    """
+    if not settings.predictors.folder:
+        return None
+    folder = Path(settings.predictors.folder).expanduser()
+    loop = asyncio.get_running_loop()
+
+    def opened() -> FittedPredictor:
+        # Both embed the same prompts, so they share what is remembered of them.
+        embed = predictor.embed if predictor else open_embedding(settings.quality).embed
+        return open_fitted_predictor(folder, embed)
+
+    try:
+        fitted = await loop.run_in_executor(None, opened)
+    except EmbeddingUnavailableError as error:
+        log.warning("predictors.unused", folder=str(folder), reason=str(error))
+        return None
+    except ArtifactError as error:
+        raise SettingsError(f"predictors.folder: {error}") from error
+    log.info("predictors.opened", predictors=fitted.name)
+    return fitted
 
 
 async def _http(

@@ -118,13 +118,18 @@ def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> 
             f"{candidate.quality_ratio:.3f} ({candidate.quality_source})",
             _number(candidate.energy_joules),
             _number(candidate.cost_usd),
-            _number(candidate.latency_seconds),
+            _number(candidate.latency_seconds)
+            + f" ({candidate.latency_source})" * bool(candidate.latency_source),
             _number(candidate.network_seconds),
             candidate.refusal,
         )
     console.print(table)
+    if decision.predictors:
+        console.print(f"Fitted predictors: {decision.predictors}.")
     if response.HasField("account"):
         account = response.account
+        if account.query_class:
+            console.print(f"Class of the prompt: {account.query_class}.")
         console.print(
             f"Predicted to finish {account.predicted_finish_seconds:.2f} s after the window "
             f"closed; took {account.measured_finish_seconds:.2f} s."
@@ -166,6 +171,10 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
         )
     console = _console()
     console.print(table if response.nodes else "No node has connected yet.")
+    for node in response.nodes:
+        for issue in node.health.issues:
+            text = f"{node.node_id}: {issue}"
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
     for issue in response.issues:
         console.print(f"controller: {issue}", style="yellow", markup=False)
 

@@ -26,7 +26,9 @@ from controller.domain.cluster import ClusterSnapshot
 from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
-from controller.predictors.serving import QualityPredictor, source_label
+from controller.predictors.fitted_serving import FittedPredictor
+from controller.predictors.serving import QualityPredictor
+from controller.request_manager.estimates import Estimates, estimate
 from controller.routing.engine_simulation import predicted_finish_seconds
 from controller.routing.evaluator import Terms, evaluate
 from controller.routing.formulation import FormulatedBatch, formulate
@@ -40,7 +42,7 @@ from controller.routing.policies import (
 )
 from controller.routing.policy import UNASSIGNED, Budget, FallbackCause, RoutingPolicy
 from controller.routing.ppo.artifact import FindArtifact, no_artifact
-from controller.routing.problem import IntArray, Normalisation, RoutingProblem
+from controller.routing.problem import Normalisation, RoutingProblem
 
 log = structlog.get_logger()
 
@@ -81,10 +83,10 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Formulated:
-    """A problem, and int64[R, D] where each quality comes from; None: the destinations say."""
+    """A problem, and the estimates that it was made from."""
 
     batch: FormulatedBatch
-    quality_source: IntArray | None
+    estimates: Estimates
 
 
 class Decider:
@@ -110,6 +112,7 @@ class Decider:
     ) -> None:
         self._settings = settings
         self._predictor = predictor
+        self._fitted: FittedPredictor | None = None
         self._rng = np.random.default_rng(settings.seed)
         self._find = find
         self.fallbacks: Counter[tuple[str, FallbackCause]] = Counter()
@@ -128,9 +131,17 @@ class Decider:
         """Names that `choose` takes: all but the offline reference, which may take a minute."""
         return tuple(name for name in policy_names() if name != OFFLINE_POLICY)
 
-    def predict_with(self, predictor: QualityPredictor | None) -> None:
-        """Estimate quality and length with this predictor from the next batch on."""
-        self._predictor = predictor
+    def predict_with(
+        self, predictor: QualityPredictor | None, fitted: FittedPredictor | None = None
+    ) -> None:
+        """Estimate with these predictors from the next batch on.
+
+        Args:
+            predictor: of quality and length, from similar prompts.
+            fitted: of quality, length and seconds, by class; goes before the other where it knows
+                model and hardware.
+        """
+        self._predictor, self._fitted = predictor, fitted
 
     def choose(
         self, policy: str | None, weights: Weights | None, normalisation: str | None
@@ -210,7 +221,15 @@ class Decider:
         if not snapshot.destinations:
             raise NoDestinationError("No node with a loaded model is connected; start an agent.")
         formulated = await _in_thread(
-            partial(_formulate, requests, snapshot, choice, excluded_nodes, self._predictor)
+            partial(
+                _formulate,
+                requests,
+                snapshot,
+                choice,
+                excluded_nodes,
+                self._predictor,
+                self._fitted,
+            )
         )
         chosen = await self._ask(policy, formulated.batch.problem, rng)
         decision, placements = await _in_thread(
@@ -309,21 +328,19 @@ def _formulate(
     choice: PolicyChoice,
     excluded_nodes: Sequence[Collection[NodeId]],
     predictor: QualityPredictor | None,
+    fitted: FittedPredictor | None,
 ) -> _Formulated:
-    predictions = None
-    if predictor is not None:
-        try:
-            predictions = predictor.predict(requests, snapshot.destinations)
-        except Exception:  # a batch without estimates beats no batch; the prior says so itself
-            log.exception("quality.not_predicted", requests=len(requests))
+    estimates = estimate(requests, snapshot, predictor, fitted)
     batch = formulate(
         requests,
         snapshot,
         choice.weights.as_tuple(),
         Normalisation(choice.normalisation),
-        quality=predictions.quality if predictions else None,
-        output_tokens=predictions.output_tokens if predictions else None,
-        median_tokens=predictions.median_tokens if predictions else None,
+        quality=estimates.quality,
+        output_tokens=estimates.output_tokens,
+        median_tokens=estimates.median_tokens,
+        inference_seconds=estimates.inference_seconds,
+        class_quality=estimates.class_quality,
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):
@@ -332,7 +349,7 @@ def _formulate(
             feasible[r] &= allowed
     return _Formulated(
         replace(batch, problem=replace(batch.problem, feasible=feasible)),
-        predictions.quality_source if predictions else None,
+        estimates,
     )
 
 
@@ -381,6 +398,7 @@ def _describe(
         decision_seconds=time.perf_counter() - started,
         batch_size=len(requests),
         fallback_reason=chosen.fallback_reason,
+        predictors=formulated.estimates.predictors,
     )
     placements = []
     for r, request in enumerate(requests):
@@ -400,13 +418,14 @@ def _describe(
                     finish_seconds=float(finish[r]) if math.isfinite(finish[r]) else None,
                 ),
                 tuple(others),
+                formulated.estimates.query_class(r),
             )
         )
     return decision, placements
 
 
 def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
-    batch = formulated.batch
+    batch, estimates = formulated.batch, formulated.estimates
     problem, destination = batch.problem, batch.snapshot.destinations[d]
     refusals = batch.refusals.refusals_of(r, d)
     refusal = "; ".join(refusal.detail for refusal in refusals) or None
@@ -416,9 +435,7 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         node_id=destination.node_id,
         model=destination.model,
         quality_ratio=float(problem.quality[r, d]),
-        quality_source=destination.quality_source
-        if formulated.quality_source is None
-        else source_label(int(formulated.quality_source[r, d])),
+        quality_source=estimates.quality_source(r, d, destination.quality_source),
         cost_usd=float(problem.cost_usd[r, d]),
         energy_joules=float(problem.energy_joules[r, d]),
         work_seconds=float(problem.work_seconds[r, d]),
@@ -428,4 +445,5 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         predicted_prompt_tokens=float(batch.read_tokens[r, d]),
         prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
         refusal=refusal,
+        latency_source=estimates.latency_source(r, d),
     )

@@ -112,21 +112,24 @@ def combined(
         return Estimates(
             similar.quality, similar.output_tokens, similar.median_tokens, similar=similar
         )
+    quality, mean, median = told.quality, told.output_tokens, told.output_tokens
     if similar is not None:
-        quality, mean, median = similar.quality, similar.output_tokens, similar.median_tokens
-    else:
-        destinations = snapshot.destinations
+        quality = np.where(np.isnan(quality), similar.quality, quality)
+        mean = np.where(np.isnan(mean), similar.output_tokens, mean)
+        median = np.where(np.isnan(median), similar.median_tokens, median)
+    elif np.isnan(quality).any() or np.isnan(mean).any():
         limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-        prior = length_prior(destinations, limits)
-        own = np.array([destination.mean_quality_ratio for destination in destinations])
-        quality, mean, median = np.broadcast_to(own, told.quality.shape), prior.mean, prior.median
-    by_class = np.where(np.isnan(told.quality), quality, told.quality)
+        prior = length_prior(snapshot.destinations, limits)
+        own = np.array([destination.mean_quality_ratio for destination in snapshot.destinations])
+        quality = np.where(np.isnan(quality), own, quality)
+        mean = np.where(np.isnan(mean), prior.mean, mean)
+        median = np.where(np.isnan(median), prior.median, median)
     return Estimates(
-        quality=by_class,
-        output_tokens=np.where(np.isnan(told.output_tokens), mean, told.output_tokens),
-        median_tokens=np.where(np.isnan(told.output_tokens), median, told.output_tokens),
+        quality=quality,
+        output_tokens=mean,
+        median_tokens=median,
         inference_seconds=told.inference_seconds,
-        class_quality=by_class,
+        class_quality=quality,
         similar=similar,
         told=told,
         predictors=predictors,

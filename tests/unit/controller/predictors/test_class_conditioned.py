@@ -20,57 +20,9 @@ from controller.ids import ModelName, NodeId
 from controller.predictors.class_conditioned import ClassConditioned
 from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors, MeasuredLimits
-from controller.predictors.latency_regressor import FeatureLayout, LatencyPredictor
-from controller.predictors.output_length import OutputLength
-from controller.predictors.quality_table import QualityTable
-from controller.predictors.query_classifier import QueryClassifier
-from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
+from tests.fakes.predictors import fitted_predictors
 
-CLASSES = ("poems", "sums")
 PI = DeviceClass("Pi 5", 4, 8 << 30)
-
-
-def tree(feature: int, threshold: float, values: list[list[float]], columns: int) -> TreeEnsemble:
-    """One split: `values[0]` at most the threshold, else `values[1]`."""
-    return TreeEnsemble(
-        roots=np.array([0], dtype=np.int32),
-        feature=np.array([feature, LEAF, LEAF], dtype=np.int32),
-        threshold=np.array([threshold, 0.0, 0.0]),
-        left=np.array([1, 0, 0], dtype=np.int32),
-        right=np.array([2, 0, 0], dtype=np.int32),
-        missing=np.full(3, 2, dtype=np.int32),
-        values=np.array([[0.0] * len(values[0]), *values]),
-        n_features=columns,
-    )
-
-
-def fitted(limits: MeasuredLimits | None = None) -> FittedPredictors:
-    layout = FeatureLayout(CLASSES, ("small",), ("Pi 5", "node-of-its-own"))
-    billions = layout.names.index("model_billions_log")
-    return FittedPredictors(
-        classifier=QueryClassifier(
-            CLASSES, "poems", 0.0, tree(0, 0.0, [[1.0, 0.0], [0.0, 1.0]], 384)
-        ),
-        quality=QualityTable(
-            CLASSES,
-            ("small-1b", "small-3b"),
-            np.array([[8.0, 2.0], [1.0, 8.0]]),
-            np.full((2, 2), 8.0),
-        ),
-        output_length=OutputLength(
-            CLASSES,
-            ("small-1b", "small-3b"),
-            np.array([[100.0, 80.0], [10.0, 20.0]]),
-            np.array([90.0, 15.0]),
-        ),
-        latency=LatencyPredictor(
-            layout,
-            tree(billions, 0.5, [[np.log(2.0)], [np.log(6.0)]], len(layout.names)),
-            0.1,
-        ),
-        latency_model="",
-        limits=limits or MeasuredLimits(),
-    )
 
 
 def node(name: str, device: DeviceClass | None = PI) -> Node:
@@ -100,7 +52,7 @@ def embeddings(*first: float) -> np.ndarray:
 
 
 def predict(fleet: ClusterSnapshot, limit: float = 256.0, of: FittedPredictors | None = None):
-    return ClassConditioned(of or fitted()).predict(
+    return ClassConditioned(of or fitted_predictors()).predict(
         ["a poem", "a sum"], embeddings(-1.0, 1.0), np.full(2, limit), fleet
     )
 
@@ -158,19 +110,19 @@ def test_answers_are_at_most_as_long_as_allowed() -> None:
 
 def test_cut_measurements_tell_nothing_of_longer_answers() -> None:
     fleet = snapshot((node("a"), destination("a", "small-1b")))
-    cut = fitted(MeasuredLimits(64, 0.4))
+    cut = fitted_predictors(MeasuredLimits(64, 0.4))
     found = predict(fleet, limit=65.0, of=cut)
     assert np.isnan(found.inference_seconds).all()
     assert np.isnan(found.output_tokens).all()
     assert np.isfinite(found.quality).all()
     assert "65 tokens are allowed" in found.gaps_of_requests[0]
     assert np.isfinite(predict(fleet, limit=64.0, of=cut).inference_seconds).all()
-    rarely = fitted(MeasuredLimits(64, 0.05))
+    rarely = fitted_predictors(MeasuredLimits(64, 0.05))
     assert np.isfinite(predict(fleet, limit=65.0, of=rarely).inference_seconds).all()
 
 
 def test_a_fleet_that_changes_is_matched_anew() -> None:
-    predictors = ClassConditioned(fitted())
+    predictors = ClassConditioned(fitted_predictors())
     texts, limits = ["a poem"], np.full(1, 256.0)
     one = snapshot((node("a"), destination("a", "small-1b")))
     two = snapshot((node("a"), destination("a", "small-3b", 3.0)))
@@ -186,7 +138,7 @@ def test_many_destinations_are_predicted_like_their_pairs_alone() -> None:
         for name in ("a", "b", "c")
         for model, billions in (("small-1b", 1.0), ("small-3b", 3.0))
     ]
-    of = fitted()
+    of = fitted_predictors()
     found = predict(snapshot(*pairs), of=of)
     configurations = [(ModelConfiguration("small", billions, 4), PI) for billions in (1.0, 3.0)]
     queries = of.classifier.classify(
