@@ -6,9 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from controller.bench.decision import decision_section, percentiles
 from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
+from controller.predictors.embedding import OnnxEmbedding
 from controller.predictors.features import profile_query
-from controller.predictors.fitted import load_predictors
+from controller.predictors.fitted import FittedPredictors, load_predictors
 from controller.predictors.latency_regressor import (
     FeatureLayout,
     LatencyPredictor,
@@ -17,6 +19,9 @@ from controller.predictors.latency_regressor import (
 from controller.predictors.quality_table import QualityTable
 from controller.predictors.query_classifier import QueryClassifier
 from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
+from controller.routing.ppo.policy import LearnedPolicy
+from controller.simulator.scenario_file import read_scenario
+from controller.storage.policy_files import load_policy
 
 _TREES: Final = 600
 _LEAVES: Final = 63
@@ -31,24 +36,35 @@ _PROMPT: Final = (
 )
 
 
-def bench_drlm(folder: Path | None, rng: np.random.Generator) -> dict[str, Any]:
+def bench_drlm(
+    predictors: Path | None, policies: Path | None, rng: np.random.Generator
+) -> dict[str, Any]:
     """Figures by section; what is timed runs on one core.
 
     Args:
-        folder: of fitted predictors; None makes trees of the paper's size.
+        predictors: folder of fitted predictors; None makes trees of the paper's size.
+        policies: folder of trained policies; with it and predictors of the paper's setting the
+            section `decision` times the whole decision.
         rng: of the made-up trees and embeddings.
 
     Raises:
-        ArtifactError: the folder does not load.
+        ArtifactError: a folder does not load.
+        EmbeddingUnavailableError: there is no embedding model.
     """
-    return {"predictors": predictors_section(folder, rng)}
+    fitted = None if predictors is None else load_predictors(predictors)
+    found = {"predictors": predictors_section(fitted, rng)}
+    if fitted is not None and policies is not None:
+        policy = LearnedPolicy("ppo", load_policy(policies / "ppo"))
+        embedding = OnnxEmbedding(threads=1)
+        found["decision"] = decision_section(embedding, fitted, policy, read_scenario("drlm"))
+    return found
 
 
 def predictors_section(
-    folder: Path | None, rng: np.random.Generator, repeats: int = 200
+    fitted: FittedPredictors | None, rng: np.random.Generator, repeats: int = 200
 ) -> dict[str, Any]:
     """Milliseconds from a prompt and its embedding to the predictions for 85 pairs."""
-    if folder is None:
+    if fitted is None:
         layout = FeatureLayout(_CLASSES, _FAMILIES, ("JOA", "JON", "NJN", "RP", "VM"))
         latency = LatencyPredictor(
             layout, random_trees(rng, _TREES, _LEAVES, len(layout.names), 1), 0.3
@@ -62,7 +78,6 @@ def predictors_section(
             np.full((len(_CLASSES), 23), 2.0),
         )
     else:
-        fitted = load_predictors(folder)
         latency, classifier, quality = fitted.latency, fitted.classifier, fitted.quality
     placements = latency.encode(_pairs())
     embedding = rng.normal(size=384).astype(np.float32)
@@ -84,21 +99,13 @@ def predictors_section(
         predicted.append(ended - before_latency)
         whole.append(ended - started)
     return {
-        "is_fitted": folder is not None,
+        "is_fitted": fitted is not None,
         "pairs": placements.features.shape[0],
         "latency_trees": int(latency.trees.roots.shape[0]),
-        **_milliseconds("profile", profiled),
-        **_milliseconds("classes", classified),
-        **_milliseconds("latency", predicted),
-        **_milliseconds("all", whole),
-    }
-
-
-def _milliseconds(name: str, seconds: list[float]) -> dict[str, float]:
-    kept = np.array(seconds[1:]) * 1e3
-    return {
-        f"{name}_milliseconds_p50": float(np.median(kept)),
-        f"{name}_milliseconds_p95": float(np.percentile(kept, 95)),
+        **percentiles("profile", np.array(profiled[1:])),
+        **percentiles("classes", np.array(classified[1:])),
+        **percentiles("latency", np.array(predicted[1:])),
+        **percentiles("all", np.array(whole[1:])),
     }
 
 

@@ -41,11 +41,13 @@ class Limit:
         name: of the node, and in its hardware's name.
         threads: of the engine.
         cpu_share_ratio: of these threads' time.
+        question_ratio: share of the questions that are asked under it, less where answers are slow.
     """
 
     name: str
     threads: int
     cpu_share_ratio: float
+    question_ratio: float = 1.0
 
     @property
     def hardware(self) -> str:
@@ -57,8 +59,8 @@ class Limit:
 LIMITS: Final = (
     Limit("one-thread", 1, 1.0),
     Limit("two-threads", 2, 1.0),
-    Limit("half-thread", 1, 0.5),
-    Limit("quarter-thread", 1, 0.25),
+    Limit("half-thread", 1, 0.5, 1 / 3),
+    Limit("quarter-thread", 1, 0.25, 1 / 6),
 )
 
 
@@ -214,6 +216,7 @@ async def _profile(
 ) -> None:
     resume = ["--resume"] if folder.exists() else []
     chosen = [word for name in design.workloads for word in ("--workload", name)]
+    asked = max(1, round(design.sample * design.limits[limit].question_ratio))
     count = len(design.limits)
     parts = [
         word for part in design.parts(limit, model) for word in ("--part", f"{part + 1}/{count}")
@@ -221,8 +224,8 @@ async def _profile(
     await _run(
         [
             command_path("edge-controller"), "profile", *chosen, *parts,
-            "--sample", str(design.sample), "--max-tokens", str(design.max_tokens),
-            "--seed", str(design.seed), "--no-teach",
+            "--sample", str(design.sample), "--limit", str(asked), "--seed", str(design.seed),
+            "--max-tokens", str(design.max_tokens), "--no-teach",
             "--model", design.models[model], "--out", str(folder), *resume,
             "--controller", connection.address, "--ca-file", str(connection.ca_file), "--json",
         ],

@@ -46,6 +46,14 @@ from controller.commands.asking import CommandFailedError
     help="With --paper-setting: also write what `edge-controller experiment` simulates on.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--splits",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Fit with so many seeds, each of which holds other queries out, to tell how much the "
+    "figures depend on it; the first one's predictors are written.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fit(
     measurements: tuple[Path, ...],
@@ -54,6 +62,7 @@ def fit(
     out: Path,
     simulation_inputs: Path | None,
     seed: int,
+    splits: int,
     as_json: bool,
 ) -> None:
     """Fit classifier, quality, latency and answer length; a fifth of the queries is held out."""
@@ -62,15 +71,19 @@ def fit(
     if simulation_inputs is not None and paper_setting is None:
         raise click.UsageError("--simulation-inputs needs --paper-setting")
     from controller.offline.measurements import MeasurementsError, read_measurements
-    from controller.predictors.embedding import EmbeddingUnavailableError, OnnxEmbedding
+    from controller.predictors.embedding import (
+        CachedEmbedding,
+        EmbeddingUnavailableError,
+        OnnxEmbedding,
+    )
     from controller.predictors.fitted import save_predictors
     from controller.simulator.inputs import InputsError, save_inputs
     from controller.simulator.scenario_file import ScenarioError, read_scenario
     from controller.storage.artifacts import ArtifactError
 
     try:
-        from controller.training.fit_predictors import FitError, table_of
-        from controller.training.fit_predictors import fit as fit_predictors
+        from controller.training.fit_predictors import fit_splits
+        from controller.training.measurement_table import FitError, table_of
         from controller.training.paper_setting import PaperDataError, paper_setting_from
         from controller.training.simulation_inputs import simulation_inputs as inputs_of
     except ImportError as error:
@@ -83,7 +96,7 @@ def fit(
 
     try:
         setting = None
-        embed = OnnxEmbedding().embed
+        embed = CachedEmbedding(OnnxEmbedding()).embed
         if paper_setting is None:
             rows = [row for path in measurements for row in read_measurements(path)]
             table, sources = table_of(rows, device_by=device_by), _files(measurements)
@@ -91,7 +104,7 @@ def fit(
             say("synthesising the paper's measurements")
             setting = paper_setting_from(paper_setting, seed=seed)
             table, sources = setting.table, list(setting.sources)
-        fitted, figures = fit_predictors(table, embed, seed=seed, say=say)
+        fitted, figures = fit_splits(table, embed, seed=seed, splits=splits, say=say)
         save_predictors(
             out,
             fitted,
@@ -154,6 +167,16 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
         f"{latency['residual_sigma_log']:.3f}, half of the times within "
         f"{latency['median_ratio_error']:.0%}"
     )
+    by_model = latency["r2_log_by_model"]
+    click.echo("  R2 of each model: " + ", ".join(f"{k} {v:.3f}" for k, v in by_model.items()))
+    if "splits" in figures:
+        splits = figures["splits"]
+        click.echo(
+            f"  R2 over {len(splits['r2_log'])} splits: mean {splits['r2_log_mean']:.3f}, "
+            f"{splits['r2_log_lowest']:.3f} to {splits['r2_log_highest']:.3f}"
+        )
+        mean = splits["r2_log_mean_by_model"]
+        click.echo("  mean of each model: " + ", ".join(f"{k} {v:.3f}" for k, v in mean.items()))
     shares = latency["feature_importance"]["groups"]
     click.echo("  importance: " + ", ".join(f"{k} {v:.1%}" for k, v in shares.items()))
     click.echo(
@@ -273,16 +296,27 @@ def bench_engine_command(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Fitted ones; otherwise trees of the paper's size over made-up times.",
 )
+@click.option(
+    "--policies",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="What `edge-controller train ppo --scenario drlm` wrote; with it and predictors of "
+    "`edge-controller fit --paper-setting` the whole decision is timed, from text to node.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def bench_drlm_command(predictors: Path | None, seed: int, as_json: bool) -> None:
-    """Time what DRLM does for one new query, section by section."""
+def bench_drlm_command(
+    predictors: Path | None, policies: Path | None, seed: int, as_json: bool
+) -> None:
+    """Time what DRLM does for one new query, section by section, on one core."""
     from controller.bench.drlm import bench_drlm
+    from controller.predictors.embedding import EmbeddingUnavailableError
     from controller.storage.artifacts import ArtifactError
 
+    if policies is not None and predictors is None:
+        raise click.UsageError("--policies needs --predictors")
     try:
-        report = bench_drlm(predictors, np.random.default_rng(seed))
-    except ArtifactError as error:
+        report = bench_drlm(predictors, policies, np.random.default_rng(seed))
+    except (ArtifactError, EmbeddingUnavailableError) as error:
         raise CommandFailedError(str(error)) from error
     if as_json:
         click.echo(json.dumps(report))

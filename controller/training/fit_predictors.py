@@ -4,26 +4,15 @@ Random Forest of 200 trees of depth 20 by scikit-learn; 600 trees of 63 leaves a
 LightGBM; queries are split 80/20 (sections IV-5 to IV-8 of the paper).
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.domain.hardware import (
-    DeviceClass,
-    ModelConfiguration,
-    configuration_of,
-    device_class,
-)
-from controller.offline.measurements import Measurement
 from controller.predictors.features import QueryProfile, profile_query
 from controller.predictors.fitted import (
-    UNLIMITED,
     FittedPredictors,
-    MeasuredLimits,
     latency_from_lightgbm,
 )
 from controller.predictors.latency_regressor import (
@@ -33,9 +22,16 @@ from controller.predictors.latency_regressor import (
     feature_group,
 )
 from controller.predictors.output_length import tabulate_lengths
-from controller.predictors.quality_table import CORRECT_FROM, QualityTable, tabulate
+from controller.predictors.quality_table import QualityTable, tabulate
 from controller.predictors.query_classifier import QueryClassifier, sharpened
 from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
+from controller.training.held_out import (
+    classifier_figures,
+    determination,
+    length_figures,
+    quality_figures,
+)
+from controller.training.measurement_table import FitError, TrainingTable
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -56,148 +52,6 @@ CONFIDENCE_THRESHOLD: Final = 0.5
 """Of the sharpened probabilities; ours: the paper gives none. Below it the forest itself expects
 to be wrong more often than right."""
 _SHARPNESSES: Final = tuple(1.0 + 0.25 * step for step in range(21))
-
-_MOST_CLASSES: Final = 64
-_LEAST_QUERIES: Final = 10
-"""A subject with fewer queries counts as its workload."""
-
-
-class FitError(Exception):
-    """The measurements do not suffice; the text says what is missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingTable:
-    """Measurements by column: n rows over Q queries, M models and D device classes.
-
-    Attributes:
-        prompts: text of each query.
-        classes: names of the C classes.
-        class_index: int64[Q], the true class of each query.
-        model_names: M names under which quality and length are kept.
-        models: M configurations.
-        devices: D device classes.
-        query: int64[n].
-        model: int64[n].
-        device: int64[n].
-        seconds: float64[n], of inference without waiting, above 0.
-        completion_tokens: float64[n]; NaN is unknown.
-        score_ratio: float64[n]; NaN was not graded.
-        limits: of the answers.
-    """
-
-    prompts: tuple[str, ...]
-    classes: tuple[str, ...]
-    class_index: IntArray
-    model_names: tuple[str, ...]
-    models: tuple[ModelConfiguration, ...]
-    devices: tuple[DeviceClass, ...]
-    query: IntArray
-    model: IntArray
-    device: IntArray
-    seconds: FloatArray
-    completion_tokens: FloatArray
-    score_ratio: FloatArray
-    limits: MeasuredLimits = UNLIMITED
-
-    def __post_init__(self) -> None:
-        if self.query.shape[0] == 0:
-            raise FitError("there are no measurements to fit on")
-        if not (np.isfinite(self.seconds).all() and (self.seconds > 0).all()):
-            raise FitError("a measurement's inference time is not above 0")
-
-
-def query_class(row: Measurement) -> str:
-    """MMLU's subject; of other workloads, whose topics are many and small, their own name."""
-    return row.question_class if row.workload.startswith("mmlu") else row.workload
-
-
-def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> TrainingTable:
-    """Measurements as columns; rows without tokens, decode time or scale are left out.
-
-    Args:
-        rows: of `read_measurements`.
-        device_by: "hardware" takes machines of one hardware name, cores and memory as one class;
-            "node" tells every node apart.
-
-    Raises:
-        FitError: no row is usable, or there are too many classes.
-    """
-    prompts: dict[str, int] = {}
-    texts: list[str] = []
-    labels: list[str] = []
-    workloads: list[str] = []
-    models: dict[str, int] = {}
-    configurations: list[ModelConfiguration] = []
-    devices: dict[DeviceClass, int] = {}
-    columns: list[tuple[int, int, int, float, float, float]] = []
-    longest, cut = 0, 0
-    for row in rows:
-        seconds = row.prefill_seconds + row.decode_seconds
-        configuration = configuration_of(
-            row.model_family, row.model_parameters_billions, row.model_quantisation
-        )
-        if seconds <= 0 or row.completion_tokens <= 0 or configuration is None:
-            continue
-        if row.prompt_digest not in prompts:
-            prompts[row.prompt_digest] = len(texts)
-            texts.append(row.prompt)
-            labels.append(query_class(row))
-            workloads.append(row.workload)
-        if row.model not in models:
-            models[row.model] = len(configurations)
-            configurations.append(configuration)
-        longest = max(longest, row.max_tokens)
-        cut += row.finish_reason == "length"
-        device = device_class(
-            row.node_id if device_by == "node" else row.hardware,
-            row.cpu_cores,
-            row.memory_bytes,
-            row.has_gpu,
-        )
-        columns.append(
-            (
-                prompts[row.prompt_digest],
-                models[row.model],
-                devices.setdefault(device, len(devices)),
-                seconds,
-                float(row.completion_tokens),
-                float("nan") if row.score_ratio is None else row.score_ratio,
-            )
-        )
-    if not columns:
-        raise FitError(
-            "no measurement has prefill and decode seconds, tokens, and the model's scale and "
-            "quantisation; measure with `edge-controller profile run`"
-        )
-    labels = _without_small_classes(labels, workloads)
-    classes = sorted(set(labels))
-    if len(classes) > _MOST_CLASSES:
-        raise FitError(f"{len(classes)} query classes; choose at most {_MOST_CLASSES} of them")
-    table = np.array(columns, dtype=np.float64)
-    return TrainingTable(
-        prompts=tuple(texts),
-        classes=tuple(classes),
-        class_index=np.array([classes.index(label) for label in labels], dtype=np.int64),
-        model_names=tuple(models),
-        models=tuple(configurations),
-        devices=tuple(devices),
-        query=table[:, 0].astype(np.int64),
-        model=table[:, 1].astype(np.int64),
-        device=table[:, 2].astype(np.int64),
-        seconds=table[:, 3],
-        completion_tokens=table[:, 4],
-        score_ratio=table[:, 5],
-        limits=MeasuredLimits(longest, cut / len(columns)),
-    )
-
-
-def _without_small_classes(labels: Sequence[str], workloads: Sequence[str]) -> list[str]:
-    counts = Counter(labels)
-    return [
-        label if counts[label] >= _LEAST_QUERIES else workload
-        for label, workload in zip(labels, workloads, strict=True)
-    ]
 
 
 def split_queries(n_queries: int, seed: int) -> NDArray[np.bool_]:
@@ -285,9 +139,9 @@ def fit(
         "held_out_queries": int(held_out.sum()),
         "measurements": int(table.query.shape[0]),
         "held_out_measurements": int((~train).sum()),
-        "classifier": _classifier_figures(classifier, embeddings, table.class_index, held_out),
-        "quality": _quality_figures(table, quality, served, ~train),
-        "output_length": _length_figures(table, fitted, served, ~train),
+        "classifier": classifier_figures(classifier, embeddings, table.class_index, held_out),
+        "quality": quality_figures(table, quality, served, ~train),
+        "output_length": length_figures(table, fitted, served, ~train),
         "latency": {**latency_figures, "feature_importance": importance},
     }
     return fitted, figures
@@ -419,8 +273,6 @@ def _grow_latency(
     foreseen = predictor.trees.sums(rows[~train])[:, 0]
     residual = target[~train] - foreseen
     sigma = float(np.sqrt(np.mean(residual**2)))
-    spread = float(np.sum((target[~train] - target[~train].mean()) ** 2))
-    r2 = 1.0 - float(np.sum(residual**2)) / spread if spread > 0 else 0.0
     gains = np.asarray(booster.feature_importance("gain"), dtype=np.float64)
     shares = gains / max(gains.sum(), 1e-300)
     groups = dict.fromkeys(FEATURE_GROUPS, 0.0)
@@ -433,7 +285,14 @@ def _grow_latency(
         },
     }
     figures = {
-        "r2_log": r2,
+        "r2_log": determination(target[~train], foreseen),
+        "r2_log_by_model": {
+            name: determination(target[~train][mine], foreseen[mine])
+            for name, mine in (
+                (name, table.model[~train] == at) for at, name in enumerate(table.model_names)
+            )
+            if mine.sum() > 1
+        },
         "residual_sigma_log": sigma,
         "median_ratio_error": float(np.median(np.expm1(np.abs(residual)))),
         "lightgbm_difference": float(np.abs(booster.predict(rows[~train]) - foreseen).max()),
@@ -441,55 +300,66 @@ def _grow_latency(
     return LatencyPredictor(layout, predictor.trees, sigma), text, importance, figures
 
 
-def _classifier_figures(
-    classifier: QueryClassifier,
-    embeddings: NDArray[np.float32],
-    labels: IntArray,
-    held_out: NDArray[np.bool_],
-) -> dict[str, Any]:
-    raw = classifier.raw_probabilities(embeddings[held_out])
-    said, truth = raw.argmax(axis=1), labels[held_out]
-    confusion = np.zeros((len(classifier.classes),) * 2, dtype=np.int64)
-    np.add.at(confusion, (truth, said), 1)
-    return {
-        "accuracy": float(np.mean(said == truth)),
-        "unclear_ratio": float(np.mean(raw.max(axis=1) < classifier.confidence_threshold)),
-        "sharpness": classifier.sharpness,
-        "classes": list(classifier.classes),
-        "confusion": confusion.tolist(),
-        "default_class": classifier.default_class,
+def fit_splits(
+    table: TrainingTable,
+    embed: Embed,
+    *,
+    seed: int = 0,
+    splits: int = 1,
+    boosted_trees: int = BOOSTED_TREES,
+    forest_trees: int = FOREST_TREES,
+    threads: int = 2,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[FittedPredictors, dict[str, Any]]:
+    """`fit` with a seed, and how much its figures depend on which queries are held out.
+
+    Args:
+        table: measurements.
+        embed: texts to float32[n, 384].
+        seed: of the predictors that are given back.
+        splits: how many seeds, from `seed` on.
+        boosted_trees, forest_trees, threads: as in `fit`.
+        say: told what is being done.
+
+    Returns:
+        The predictors of `seed`, and their figures; with several splits also "splits": R2 of each
+        seed, their mean, lowest and highest, and the mean of each model's.
+
+    Raises:
+        FitError: as `fit`.
+    """
+
+    def of_seed(number: int) -> tuple[FittedPredictors, dict[str, Any]]:
+        say(f"split of seed {number}")
+        return fit(
+            table,
+            embed,
+            seed=number,
+            boosted_trees=boosted_trees,
+            forest_trees=forest_trees,
+            threads=threads,
+            say=say if number == seed else lambda _: None,
+        )
+
+    fitted, figures = of_seed(seed)
+    others = [of_seed(number)[1] for number in range(seed + 1, seed + splits)]
+    latency = [each["latency"] for each in (figures, *others)]
+    if splits == 1:
+        return fitted, figures
+    found = np.array([each["r2_log"] for each in latency])
+    by_model = {
+        name: float(
+            np.mean([e["r2_log_by_model"][name] for e in latency if name in e["r2_log_by_model"]])
+        )
+        for name in sorted({name for each in latency for name in each["r2_log_by_model"]})
     }
-
-
-def _log_loss(probability: FloatArray, correct: NDArray[np.bool_]) -> float:
-    return float(-np.mean(np.log(np.where(correct, probability, 1.0 - probability))))
-
-
-def _quality_figures(
-    table: TrainingTable, quality: QualityTable, served: FloatArray, rows: NDArray[np.bool_]
-) -> dict[str, Any]:
-    graded = rows & ~np.isnan(table.score_ratio)
-    if not graded.any():
-        return {"log_loss": None, "log_loss_without_classes": None, "graded_answers": 0}
-    correct = table.score_ratio[graded] >= CORRECT_FROM
-    foreseen = quality.predict(served)[table.query[graded], table.model[graded]]
-    overall = (quality.correct.sum(axis=0) + 1.0) / (quality.answered.sum(axis=0) + 2.0)
-    return {
-        "log_loss": _log_loss(foreseen, correct),
-        "log_loss_without_classes": _log_loss(overall[table.model[graded]], correct),
-        "graded_answers": int(graded.sum()),
-    }
-
-
-def _length_figures(
-    table: TrainingTable, fitted: FittedPredictors, served: FloatArray, rows: NDArray[np.bool_]
-) -> dict[str, Any]:
-    known = rows & ~np.isnan(table.completion_tokens)
-    if not known.any():
-        return {"mean_absolute_error_tokens": None, "mean_tokens": None}
-    foreseen = fitted.output_length.predict(served)[table.query[known], table.model[known]]
-    measured = table.completion_tokens[known]
-    return {
-        "mean_absolute_error_tokens": float(np.abs(foreseen - measured).mean()),
-        "mean_tokens": float(measured.mean()),
+    return fitted, {
+        **figures,
+        "splits": {
+            "r2_log": found.tolist(),
+            "r2_log_mean": float(found.mean()),
+            "r2_log_lowest": float(found.min()),
+            "r2_log_highest": float(found.max()),
+            "r2_log_mean_by_model": by_model,
+        },
     }

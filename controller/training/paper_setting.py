@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
 from controller.predictors.features import profile_query
 from controller.predictors.latency_regressor import Placement
-from controller.training.fit_predictors import TrainingTable
+from controller.training.measurement_table import TrainingTable
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

@@ -15,6 +15,9 @@ from tests.unit.controller.offline.rows import measurement
 class LetterEmbedding:
     """Stands in for the real one: texts that begin alike have one direction."""
 
+    name = model = "letters"
+    dimension = 384
+
     def embed(self, texts):
         found = [np.random.default_rng(ord(text[0])).normal(size=384) for text in texts]
         return np.array(found, dtype=np.float32)

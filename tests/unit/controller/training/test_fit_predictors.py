@@ -3,16 +3,12 @@ import pytest
 
 from controller.domain.hardware import DeviceClass, ModelConfiguration
 from controller.predictors.features import profile_query
-from controller.predictors.fitted import load_predictors, save_predictors
+from controller.predictors.fitted import MeasuredLimits, load_predictors, save_predictors
 from controller.predictors.latency_regressor import feature_group
 from controller.storage.artifacts import ArtifactError
-from controller.training.fit_predictors import (
-    FitError,
-    TrainingTable,
-    fit,
-    split_queries,
-    table_of,
-)
+from controller.training.fit_predictors import fit, fit_splits, split_queries
+from controller.training.held_out import determination
+from controller.training.measurement_table import FitError, TrainingTable, table_of
 from tests.unit.controller.offline.rows import measurement
 
 GIB = 1 << 30
@@ -79,6 +75,29 @@ def test_noise_is_reported_as_the_residual_sigma():
     quiet = fit(table(), embed, boosted_trees=60, forest_trees=5, threads=1)[0].latency
     loud = fit(table(noise=0.8), embed, boosted_trees=60, forest_trees=5, threads=1)[0].latency
     assert loud.residual_sigma > 1.5 * quiet.residual_sigma
+
+
+def test_each_split_holds_other_queries_out_and_the_first_is_kept():
+    small = {"boosted_trees": 30, "forest_trees": 5, "threads": 1}
+    alone, figures = fit(table(), embed, seed=1, **small)
+    kept, found = fit_splits(table(), embed, seed=1, splits=3, **small)
+    assert kept.latency_model == alone.latency_model
+    splits = found["splits"]
+    assert splits["r2_log"][0] == figures["latency"]["r2_log"]
+    assert len(set(splits["r2_log"])) == 3
+    assert splits["r2_log_lowest"] == min(splits["r2_log"])
+    assert splits["r2_log_highest"] == max(splits["r2_log"])
+    np.testing.assert_allclose(splits["r2_log_mean"], np.mean(splits["r2_log"]))
+    assert set(splits["r2_log_mean_by_model"]) == {"a-1b", "b-7b"}
+    assert "splits" not in fit_splits(table(), embed, seed=1, **small)[1]
+
+
+def test_determination_is_the_share_of_the_spread_that_is_foreseen():
+    measured = np.array([1.0, 2.0, 3.0, 4.0])
+    assert determination(measured, measured) == 1.0
+    assert determination(measured, np.full(4, 2.5)) == 0.0
+    assert determination(measured, np.array([1.0, 2.0, 3.0, 5.0])) == 0.8
+    assert determination(np.ones(3), np.zeros(3)) == 0.0
 
 
 def test_the_same_seed_fits_the_same(fitted):
@@ -161,6 +180,12 @@ def test_measurements_become_columns_and_rare_subjects_their_workload():
     assert found.model_names == ("m", "n")
     assert len(found.prompts) == 14
     assert (found.seconds == 1.5).all()
+
+
+def test_limits_and_cut_answers_are_kept():
+    cut = rows(1, prompt_digest="cut", max_tokens=64, finish_reason="length")
+    whole = rows(3, max_tokens=32, finish_reason="stop")
+    assert table_of([*cut, *whole]).limits == MeasuredLimits(64, 0.25)
 
 
 def test_nodes_of_one_kind_are_one_class_unless_told_apart():

@@ -6,7 +6,8 @@ import pytest
 from controller.domain.hardware import DeviceClass
 from controller.simulator.inputs import InputsError, pair_names, scenario_of
 from controller.simulator.scenario_file import read_scenario
-from controller.training.fit_predictors import TrainingTable, fit, split_queries
+from controller.training.fit_predictors import fit, split_queries
+from controller.training.measurement_table import TrainingTable
 from controller.training.paper_setting import DEVICES, TIME_SIGMA, PaperSetting, table_one
 from controller.training.simulation_inputs import simulation_inputs
 
