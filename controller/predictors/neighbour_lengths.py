@@ -73,7 +73,8 @@ def answer_lengths(
     """
     settings = shrinkage or Shrinkage()
     lengths = _neighbour_lengths(evidence, limits, prior.typical, settings)
-    weights = np.where(np.isnan(lengths), 0.0, kernel(evidence, settings)[:, :, None])
+    near = kernel(evidence, settings, settings.length_bandwidth)
+    weights = np.where(np.isnan(lengths), 0.0, near[:, :, None])
     count = (weights > 0.0).sum(axis=1)
     values = np.concatenate([np.nan_to_num(lengths), prior.mean[:, None, :]], axis=1)
     shares = np.concatenate([weights, np.full_like(values[:, :1], settings.length_weight)], axis=1)
