@@ -160,12 +160,12 @@ def judge_pairs(
         predictions: float64[R, D] each.
     """
     destinations = snapshot.destinations
-    nodes = _nodes_by_id(snapshot)
-    hosts = [nodes[destination.node_id] for destination in destinations]
+    index_of = {node.node_id: index for index, node in enumerate(snapshot.nodes)}
+    node_of = np.array([index_of[d.node_id] for d in destinations], dtype=np.int64)
     refused_by = np.zeros((len(requests), len(destinations)), dtype=np.uint16)
 
-    unavailable = np.array([not _takes_work(node) for node in hosts], dtype=np.bool_)
-    refused_by[:, unavailable] |= _BIT[RefusalReason.NODE_UNAVAILABLE]
+    takes_work = np.array([_takes_work(node) for node in snapshot.nodes], dtype=np.bool_)
+    refused_by[:, ~takes_work[node_of]] |= _BIT[RefusalReason.NODE_UNAVAILABLE]
     context = np.array([d.context_tokens for d in destinations], dtype=np.float64)
     too_long = predictions.prompt_tokens + predictions.output_tokens > context
     refused_by[too_long] |= _BIT[RefusalReason.CONTEXT_TOO_SMALL]
@@ -175,7 +175,7 @@ def judge_pairs(
     keeps_no_format = np.array(
         [not d.supports_response_format for d in destinations], dtype=np.bool_
     )
-    in_cloud = np.array([node.kind is not NodeKind.EDGE for node in hosts], dtype=np.bool_)
+    in_cloud = np.array([node.kind is not NodeKind.EDGE for node in snapshot.nodes])[node_of]
     for r, request in enumerate(requests):
         row, limits = refused_by[r], request.constraints
         if request.model is not None:

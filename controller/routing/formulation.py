@@ -4,8 +4,11 @@ Every formula of section 1 and 2 of `docs/routing.md` that a destination's attri
 here, so a reader finds in one place what a term means.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -13,12 +16,12 @@ from numpy.typing import ArrayLike
 
 from controller.domain.cluster import ClusterSnapshot, Destination, NodeKind
 from controller.domain.request import InferenceRequest
-from controller.ids import NodeId
 from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
 from controller.routing.problem import (
     BoolArray,
     EmptyBatch,
     FloatArray,
+    IntArray,
     InvalidValue,
     MalformedArray,
     NoDestination,
@@ -128,8 +131,8 @@ def formulate(
         output_tokens: float64[R, D], predicted mean answer length; None takes the destinations'
             own answers, or estimates from max_tokens.
         median_tokens: float64[R, D], predicted median answer length; None takes output_tokens.
-        inference_seconds: float64[R, D], predicted seconds of the engine for the whole answer, alone;
-            NaN where nobody predicts them. They replace tau, and work is scaled with it.
+        inference_seconds: float64[R, D], predicted seconds of the engine for the whole answer,
+            alone; NaN where nobody predicts them. They replace tau, and work is scaled with it.
         class_quality: float64[R, D]; passed on to the policies that use it.
         cluster_error: float64[R, D]; passed on to the policies that use it.
         transfer_usd_per_byte: price of transfer on top of what each node's link costs.
@@ -148,18 +151,23 @@ def formulate(
     if not destinations:
         raise NoDestination("no node has a model ready; start an agent or wait for its model")
     node_index = {node.node_id: index for index, node in enumerate(snapshot.nodes)}
-    node_of = np.array([_index_of(node_index, d.node_id) for d in destinations], dtype=np.int64)
+    try:
+        node_of = np.array([node_index[d.node_id] for d in destinations], dtype=np.int64)
+    except KeyError as error:
+        raise MalformedArray(
+            f"a destination names node {error.args[0]}, which is not there"
+        ) from None
+    columns = _columns(destinations)
     shape = (len(requests), len(destinations))
 
     characters = np.array([len(request.text) for request in requests], dtype=np.float64)
     messages = np.array([len(r.prompt) if r.is_chat else 0 for r in requests], dtype=np.float64)
     max_tokens = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-    per_token = np.array([d.characters_per_token for d in destinations], dtype=np.float64)
-    context = np.array([d.context_tokens for d in destinations], dtype=np.float64)
-    extra = np.array([d.extra_prompt_tokens for d in destinations])
     prompt_tokens = np.maximum(
         1.0,
-        characters[:, None] / per_token + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None] + extra,
+        characters[:, None] / columns["characters_per_token"]
+        + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None]
+        + columns["extra_prompt_tokens"],
     )
     read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
@@ -177,14 +185,12 @@ def formulate(
             if median_tokens is None
             else np.minimum(_prediction("median_tokens", median_tokens, shape), max_tokens[:, None])
         )
-    most_tokens = np.maximum(1.0, context - prompt_tokens)
+    most_tokens = np.maximum(1.0, columns["context_tokens"] - prompt_tokens)
     answer_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
-    prefill = np.array([d.calibration.prefill_rate for d in destinations])
-    decode = np.array([d.calibration.decode_rate for d in destinations])
-    saturated = np.array([d.calibration.saturated_decode_rate for d in destinations])
-    latency = read_tokens / prefill + answer_tokens / decode
-    work = read_tokens / prefill + answer_tokens / saturated
+    read_seconds = read_tokens / columns["prefill_rate"]
+    latency = read_seconds + answer_tokens / columns["decode_rate"]
+    work = read_seconds + answer_tokens / columns["saturated_decode_rate"]
     if inference_seconds is not None:
         told = np.where(np.isnan(inference_seconds), latency, inference_seconds)
         scale = _prediction("inference_seconds", told, shape) / latency
@@ -206,11 +212,10 @@ def formulate(
 
     receive_price = np.array([node.receive_usd_per_byte for node in snapshot.nodes])[node_of]
     transmit_price = np.array([node.transmit_usd_per_byte for node in snapshot.nodes])[node_of]
-    prices = [d.price for d in destinations]
     cost = (
-        prompt_tokens * np.array([price.prompt_usd_per_token for price in prices])
-        + answer_tokens * np.array([price.completion_usd_per_token for price in prices])
-        + np.array([price.request_usd for price in prices])
+        prompt_tokens * columns["prompt_usd_per_token"]
+        + answer_tokens * columns["completion_usd_per_token"]
+        + columns["request_usd"]
         + bytes_up[:, None] * (receive_price + transfer_usd_per_byte)
         + bytes_down * (transmit_price + transfer_usd_per_byte)
     )
@@ -219,22 +224,22 @@ def formulate(
     powers = [node.power for node in snapshot.nodes]
     transmit = np.array([0.0 if power is None else power.transmit_watts for power in powers])
     receive = np.array([0.0 if power is None else power.receive_watts for power in powers])
-    processing = work * _processing_watts(snapshot, marginal_only=marginal_energy_only)
-    for index, destination in enumerate(destinations):
-        speeds, power = destination.calibration, powers[node_of[index]]
-        per_prompt, per_answer = speeds.prefill_joules_per_token, speeds.decode_joules_per_token
-        if per_prompt is not None and per_answer is not None and power is not None:
-            idle = 0.0 if marginal_energy_only else power.idle_watts
-            processing[:, index] = (
-                work[:, index] * idle
-                + read_tokens[:, index] * per_prompt
-                + answer_tokens[:, index] * per_answer
-            )
+    idle, most = (
+        np.array([math.nan if power is None else watts(power) for power in powers])[node_of]
+        for watts in (attrgetter("idle_watts"), attrgetter("max_watts"))
+    )
+    base = 0.0 * idle if marginal_energy_only else idle  # NaN where the power is unknown
+    processing = work * _processing_watts(snapshot, node_of, base + columns["use"] * (most - idle))
+    counted = (
+        work * base
+        + read_tokens * columns["prefill_joules_per_token"]
+        + answer_tokens * columns["decode_joules_per_token"]
+    )
+    processing = np.where(np.isnan(counted), processing, counted)
     energy = processing + up_seconds * transmit[node_of] + down_seconds * receive[node_of]
 
     if quality is None:
-        means = np.array([d.mean_quality_ratio for d in destinations], dtype=np.float64)
-        quality = np.broadcast_to(means, shape)
+        quality = np.broadcast_to(columns["mean_quality_ratio"], shape)
     else:
         quality = _prediction("quality", quality, shape)
     backlog = np.array([node.backlog_seconds for node in snapshot.nodes], dtype=np.float64)
@@ -249,8 +254,10 @@ def formulate(
             finish_seconds=backlog[node_of] + latency + network,
         ),
     )
-    models = sorted({d.model for d in destinations})
-    keys = {model: name_key(model) for model in models}
+    names = [d.model for d in destinations]
+    models = {model: index for index, model in enumerate(sorted(set(names)))}
+    model_of = np.array([models[model] for model in names], dtype=np.int64)
+    keys = np.array([name_key(model) for model in models], dtype=np.int64)
     problem = RoutingProblem(
         quality=quality,
         cost_usd=cost,
@@ -265,14 +272,14 @@ def formulate(
         normalisation=normalisation,
         metadata=ProblemMetadata(
             node_is_edge=np.array([node.kind is NodeKind.EDGE for node in snapshot.nodes]),
-            model_of=np.array([models.index(d.model) for d in destinations], dtype=np.int64),
-            slots=np.array([max(1, d.slots) for d in destinations], dtype=np.int64),
-            parameters_billions=np.array([d.parameters_billions for d in destinations]),
+            model_of=model_of,
+            slots=np.maximum(1, columns["slots"]).astype(np.int64),
+            parameters_billions=columns["parameters_billions"],
             predicted_tokens=(prompt_tokens + answer_tokens).mean(axis=1),
             class_quality=class_quality,
             cluster_error=cluster_error,
             node_key=np.array([name_key(node.node_id) for node in snapshot.nodes], dtype=np.int64),
-            model_key=np.array([keys[d.model] for d in destinations], dtype=np.int64),
+            model_key=keys[model_of],
         ),
     )
     return FormulatedBatch(
@@ -334,22 +341,67 @@ def _held_tokens(
     return held
 
 
-def _processing_watts(snapshot: ClusterSnapshot, *, marginal_only: bool) -> FloatArray:
-    """float64[D]: what one busy executor second draws at each destination."""
-    nodes = {node.node_id: node for node in snapshot.nodes}
-    watts = np.full(len(snapshot.destinations), np.nan)
-    for index, destination in enumerate(snapshot.destinations):
-        power = nodes[destination.node_id].power
-        if power is not None:
-            idle = 0.0 if marginal_only else power.idle_watts
-            in_use = destination.calibration.utilisation_ratio
-            watts[index] = idle + in_use * (power.max_watts - power.idle_watts)
+_COLUMNS: Final = (
+    "characters_per_token",
+    "context_tokens",
+    "extra_prompt_tokens",
+    "mean_quality_ratio",
+    "slots",
+    "parameters_billions",
+    "prefill_rate",
+    "decode_rate",
+    "saturated_decode_rate",
+    "use",
+    "prefill_joules_per_token",
+    "decode_joules_per_token",
+    "prompt_usd_per_token",
+    "completion_usd_per_token",
+    "request_usd",
+)
+
+
+def _columns(destinations: Sequence[Destination]) -> dict[str, FloatArray]:
+    """Numbers of the destinations by name, float64[D] each; NaN is unknown.
+
+    In one pass: with a thousand destinations a pass for each takes longer than a policy thinks.
+    """
+    rows = chain.from_iterable(
+        (
+            d.characters_per_token,
+            d.context_tokens,
+            d.extra_prompt_tokens,
+            d.mean_quality_ratio,
+            d.slots,
+            d.parameters_billions,
+            speeds.prefill_rate,
+            speeds.decode_rate,
+            speeds.saturated_decode_rate,
+            speeds.utilisation_ratio,
+            math.nan
+            if speeds.prefill_joules_per_token is None
+            else speeds.prefill_joules_per_token,
+            math.nan if speeds.decode_joules_per_token is None else speeds.decode_joules_per_token,
+            price.prompt_usd_per_token,
+            price.completion_usd_per_token,
+            price.request_usd,
+        )
+        for d in destinations
+        for speeds, price in ((d.calibration, d.price),)
+    )
+    count = len(destinations) * len(_COLUMNS)
+    table = np.fromiter(rows, dtype=np.float64, count=count).reshape(-1, len(_COLUMNS))
+    return dict(zip(_COLUMNS, np.ascontiguousarray(table.T), strict=True))
+
+
+def _processing_watts(
+    snapshot: ClusterSnapshot, node_of: IntArray, watts: FloatArray
+) -> FloatArray:
+    """float64[D]: what one busy executor second draws, where NaN was unknown."""
     unknown = np.isnan(watts)
     if unknown.all():
-        kinds = [nodes[d.node_id].kind for d in snapshot.destinations]
-        return np.array([UNKNOWN_POWER_WATTS[kind] for kind in kinds])
-    watts[unknown] = watts[~unknown].max()
-    return watts
+        priors = np.array([UNKNOWN_POWER_WATTS[node.kind] for node in snapshot.nodes])
+        return np.asarray(priors[node_of])
+    return np.where(unknown, watts[~unknown].max(), watts)
 
 
 def _prediction(name: str, values: FloatArray, shape: tuple[int, int]) -> FloatArray:
@@ -359,10 +411,3 @@ def _prediction(name: str, values: FloatArray, shape: tuple[int, int]) -> FloatA
     if not np.isfinite(array).all() or (array < 0.0).any():
         raise InvalidValue(f"{name} holds a NaN, an infinity or a negative number")
     return array
-
-
-def _index_of(node_index: dict[NodeId, int], node_id: NodeId) -> int:
-    try:
-        return node_index[node_id]
-    except KeyError:
-        raise MalformedArray(f"a destination names node {node_id}, which is not there") from None
