@@ -72,13 +72,18 @@ class BesideReport:
         return asdict(self)
 
 
+def _engine(settings: EngineSettings) -> InferenceEngine:
+    """An engine that steps aside for others no more than the tools do."""
+    return SupervisedEngine(settings, niceness=0)
+
+
 async def run_beside(
     settings: EngineSettings,
     tool: Path,
     *,
     server: Path | None = None,
     rounds: int = 3,
-    make_engine: Callable[[EngineSettings], InferenceEngine] = SupervisedEngine,
+    make_engine: Callable[[EngineSettings], InferenceEngine] = _engine,
     clock: Callable[[], float] = time.monotonic,
 ) -> BesideReport:
     """Measure the engine and llama-batched-bench in turns, and the memory beside llama-server.

@@ -161,13 +161,13 @@ async def _answer_many(
 async def _answer(engine: SupervisedEngine, number: int) -> bool:
     """One request of those that there are; whether it was cancelled."""
     prompt: str | tuple[Message, ...] = f"Number {number} is"
-    if number % 3 == 0:
+    if number % 5 == 0:
         prompt = (Message("system", f"You are number {number % 7}."), Message("user", "Hello!"))
     wanted = ResponseFormat(FormatKind.JSON_OBJECT) if number % _FORMATTED_EVERY == 1 else None
     request = GenerationRequest(
         f"soak-{number}",
         prompt,
-        Sampling(2 + number % 5, temperature=float(number % 2), seed=number),
+        Sampling(1 + number % 3, temperature=float(number % 2), seed=number),
         wanted,
         session_id=f"session-{number % 11}" if number % 2 else "",
     )

@@ -1,4 +1,4 @@
-"""The child process: the only module that imports llama.cpp.
+"""The child process, the only one with llama.cpp in it.
 
 Run as `python -m edge_agent.engine.llama_cpp [--parent=PID] [--nice=N] COMMAND ...`:
 
@@ -14,11 +14,9 @@ import contextlib
 import ctypes
 import importlib.metadata
 import os
-import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -37,6 +35,7 @@ from edge_agent.engine.base import (
 from edge_agent.engine.chat_template import ChatTemplate, TemplateError
 from edge_agent.engine.grammar import grammar_of
 from edge_agent.engine.grammar_probe import TooLongError, survives
+from edge_agent.engine.llama_sampling import AnswerSampler
 from edge_agent.engine.messages import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -61,10 +60,6 @@ _LOG_ERROR: Final = 4
 _LOG_CONT: Final = 5
 _DECODED: Final = 0
 _ABORTED: Final = 2
-_SEED_MASK: Final = 0xFFFF_FFFF
-_IMPOSSIBLE: Final = float("-inf")
-# A grammar that takes longer over one token holds up everybody else's answer.
-_MOST_GRAMMAR_SECONDS: Final = 5.0
 _KNOWN_GRAMMARS: Final = 64
 
 # Plain English of our own, for the mean length of a token.
@@ -121,69 +116,6 @@ def _start_backend() -> _Log:
     return _log
 
 
-class _Sampler:
-    """One answer's sampler: llama.cpp's chain, and a grammar beside it when there is one.
-
-    The grammar is asked about the token that the chain chose, and about the whole vocabulary only
-    when it forbids that one: with a large vocabulary that takes as long as decoding does.
-    """
-
-    def __init__(self, chain: Any, grammar: Any) -> None:
-        self._chain = chain
-        self._grammar = grammar
-        self._is_stuck = False
-        if grammar is None:
-            return
-        self._one: Any = llama_cpp.llama_token_data()
-        self._only = llama_cpp.llama_token_data_array(ctypes.pointer(self._one), 1, -1, False)
-        self._greedy = llama_cpp.llama_sampler_init_greedy()
-        # llama.cpp keeps bare pointers to all of these.
-        self._interface = llama_cpp.llama_sampler_i()
-        self._interface.apply = llama_cpp.llama_sampler_i_apply(self._apply)
-        self._both = llama_cpp.llama_sampler()
-        self._both.iface = ctypes.pointer(self._interface)
-
-    def free(self) -> None:
-        llama_cpp.llama_sampler_free(self._chain)
-        if self._grammar is not None:
-            llama_cpp.llama_sampler_free(self._grammar)
-            llama_cpp.llama_sampler_free(self._greedy)
-
-    def sample(self, context: Any, batch_index: int) -> int:
-        """The next token; RejectedError when the grammar allows none, or takes too long."""
-        token = int(llama_cpp.llama_sampler_sample(self._chain, context, batch_index))
-        if self._grammar is None:
-            return token
-        started_at = time.monotonic()
-        self._one.id, self._one.logit = token, 1.0
-        llama_cpp.llama_sampler_apply(self._grammar, ctypes.byref(self._only))
-        if self._one.logit == _IMPOSSIBLE:
-            both = ctypes.pointer(self._both)
-            token = int(llama_cpp.llama_sampler_sample(both, context, batch_index))
-            if self._is_stuck:
-                raise RejectedError(
-                    RejectionKind.INVALID_REQUEST,
-                    "The grammar has come to a point where no token of this model can follow.",
-                )
-        llama_cpp.llama_sampler_accept(self._grammar, token)
-        if time.monotonic() - started_at > _MOST_GRAMMAR_SECONDS:
-            raise RejectedError(
-                RejectionKind.INVALID_REQUEST,
-                "The grammar takes too long for each token; make it less ambiguous.",
-            )
-        return token
-
-    def _apply(self, _sampler: Any, candidates: Any) -> None:
-        """Choose among what the grammar allows; called by llama.cpp with the whole vocabulary."""
-        llama_cpp.llama_sampler_apply(self._grammar, candidates)
-        llama_cpp.llama_sampler_apply(self._greedy, candidates)
-        found = candidates.contents
-        self._is_stuck = found.data[found.selected].logit == _IMPOSSIBLE
-        if not self._is_stuck:
-            found.selected = -1
-            llama_cpp.llama_sampler_apply(self._chain, candidates)
-
-
 class LlamaModel:
     """A loaded model with one context whose sequences are the engine's slots.
 
@@ -217,7 +149,7 @@ class LlamaModel:
             )
         self._memory: Any = llama_cpp.llama_get_memory(self._context)
         self._batch: Any = llama_cpp.llama_batch_init(self.batch_tokens, 0, 1)
-        self._samplers: dict[int, _Sampler] = {}
+        self._samplers: dict[int, AnswerSampler] = {}
         # Recurrent state cannot be taken apart again.
         self._is_recurrent = bool(
             llama_cpp.llama_model_is_recurrent(self._model)
@@ -460,22 +392,10 @@ class LlamaModel:
     def start_sampling(self, slot: int, sampling: Sampling, grammar: str | None) -> None:
         """See `TokenModel.start_sampling`."""
         self.stop_sampling(slot)
-        parameters = llama_cpp.llama_sampler_chain_default_params()
-        parameters.no_perf = True
-        chain = llama_cpp.llama_sampler_chain_init(parameters)
-        if sampling.temperature == 0:
-            steps = [llama_cpp.llama_sampler_init_greedy()]
-        else:
-            steps = [
-                llama_cpp.llama_sampler_init_top_k(sampling.top_k),
-                llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1),
-                llama_cpp.llama_sampler_init_temp(sampling.temperature),
-                llama_cpp.llama_sampler_init_dist(_seed_of(sampling.seed)),
-            ]
-        for step in steps:
-            llama_cpp.llama_sampler_chain_add(chain, step)
-        self._samplers[slot] = _Sampler(
-            chain, None if grammar is None else self._new_grammar(grammar)
+        self._samplers[slot] = AnswerSampler(
+            sampling,
+            llama_cpp.llama_vocab_n_tokens(self._vocab),
+            None if grammar is None else self._new_grammar(grammar),
         )
 
     def stop_sampling(self, slot: int) -> None:
@@ -547,15 +467,6 @@ class LlamaModel:
         if llama_cpp.llama_state_seq_get_data(self._context, state, size, slot) != size:
             raise RuntimeError(f"sequence {slot} cannot be saved")
         return state
-
-
-def _seed_of(seed: int | None) -> int:
-    """Fold a seed of 64 bits into llama.cpp's 32; None draws one."""
-    if seed is None:
-        seed = random.SystemRandom().getrandbits(64)
-    folded = (seed ^ (seed >> 32)) & _SEED_MASK
-    # llama.cpp takes all ones for "draw one yourself".
-    return folded - 1 if folded == llama_cpp.LLAMA_DEFAULT_SEED else folded
 
 
 def _load_error(errors: Sequence[str]) -> LoadError:

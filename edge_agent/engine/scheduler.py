@@ -18,8 +18,8 @@ STEP_SECONDS_ALONE: Final = 0.4
 # Until a rate is known: short enough for a device that reads 30 tokens a second.
 FIRST_BUDGET_TOKENS: Final = 32
 MIN_BUDGET_TOKENS: Final = 16
-# The longest-waiting prompt gets this share of what a step reads, whatever else arrives, so it
-# cannot starve (R17).
+# The longest-waiting prompt gets this share of at least every second step, whatever else arrives,
+# so it cannot starve (R17).
 OLDEST_SHARE_RATIO: Final = 0.25
 _PACE_WEIGHT: Final = 0.3
 
@@ -45,10 +45,14 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What goes into one call of the decoder; slots in `decodes` get one token each."""
+    """What goes into one call of the decoder; slots in `decodes` get one token each.
+
+    `has_postponed` is whether the prompt that has been here longest is left out.
+    """
 
     prefills: tuple[Prefill, ...]
     decodes: tuple[int, ...]
+    has_postponed: bool = False
 
     @property
     def tokens(self) -> int:
@@ -138,17 +142,18 @@ def closing_move(table: SlotTable) -> tuple[int, int] | None:
     return outside, inside
 
 
-def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
+def plan_step(table: SlotTable, budget_tokens: int, can_postpone: bool = True) -> StepPlan:
     """Plan one step; an empty plan means that nobody is active.
 
     Shorter remainders are read first, since they give the most requests an early first token;
-    the prompt that has been in its slot longest gets its share before that. In a step that ends
-    a prompt the others together are read no further than those that end: its first token waits
-    for the whole step, and so at most about twice as long as it would alone.
+    the prompt that has been in its slot longest gets its share before that. A prompt that ends
+    waits for its first token until the whole step is done, so that the others are left out of
+    such a step, or read no further than those that end where that was done in the step before.
 
     Args:
         table: the slots now.
         budget_tokens: prompt tokens that may be read, at least 1.
+        can_postpone: whether the oldest prompt may be left out; False after a step that did it.
     """
     decodes = tuple(slot for slot, sequence in table.active if not sequence.is_reading)
     reading = [(slot, sequence) for slot, sequence in table.active if sequence.is_reading]
@@ -167,7 +172,7 @@ def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
         if counts[slot] == sequence.unread_tokens:
             ending += counts[slot]
     if ending:
-        allowed = max(ending, MIN_BUDGET_TOKENS)
+        allowed = 0 if can_postpone else max(ending, MIN_BUDGET_TOKENS)
         for slot, sequence in reading:  # the oldest first
             if counts[slot] < sequence.unread_tokens:
                 counts[slot] = min(counts[slot], allowed)
@@ -177,4 +182,4 @@ def plan_step(table: SlotTable, budget_tokens: int) -> StepPlan:
         for slot, sequence in reading
         if (count := counts[slot]) > 0
     )
-    return StepPlan(prefills, decodes)
+    return StepPlan(prefills, decodes, has_postponed=counts[oldest_slot] == 0)

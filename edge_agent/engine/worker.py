@@ -232,6 +232,7 @@ class Worker:
         self._kept: dict[int, KeptSequence] = {}
         self._kept_turns = 0
         self._gap_steps = 0
+        self._has_postponed = False
         self._pace = Pace()
         self._busy_seconds = 0.0
         self._rests_until = 0.0
@@ -345,7 +346,8 @@ class Worker:
         )
         room = self._model.batch_tokens - len(self._table.sequences)
         budget = self._pace.budget(has_decoders, room, self._share_ratio)
-        plan = plan_step(self._table, budget)
+        plan = plan_step(self._table, budget, can_postpone=not self._has_postponed)
+        self._has_postponed = plan.has_postponed
         batch, outputs = self._batch_of(plan)
         reading = [self._table.occupant(prefill.slot).key for prefill in plan.prefills]
 

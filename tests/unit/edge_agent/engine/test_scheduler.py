@@ -29,18 +29,19 @@ def tables(draw: st.DrawFn) -> SlotTable:
     return table
 
 
-@given(table=tables(), budget=st.integers(1, 500))
+@given(table=tables(), budget=st.integers(1, 500), can_postpone=st.booleans())
 def test_a_step_decodes_everyone_who_can_and_reads_within_its_budget(
-    table: SlotTable, budget: int
+    table: SlotTable, budget: int, can_postpone: bool
 ) -> None:
-    plan = plan_step(table, budget)
+    plan = plan_step(table, budget, can_postpone)
     active = dict(table.active)
     assert set(plan.decodes) == {slot for slot, s in active.items() if not s.is_reading}
     read = sum(prefill.count for prefill in plan.prefills)
     ending = sum(prefill.count for prefill in plan.prefills if prefill.is_last)
     unread = sum(s.unread_tokens for s in active.values())
     assert read <= budget
-    assert read == min(budget, unread) or read == ending + max(ending, MIN_BUDGET_TOKENS)
+    others = 0 if can_postpone else max(ending, MIN_BUDGET_TOKENS)
+    assert read == min(budget, unread) or (ending and read == ending + others)
     assert plan.tokens == read + len(plan.decodes)
     for prefill in plan.prefills:
         sequence = active[prefill.slot]
@@ -50,12 +51,18 @@ def test_a_step_decodes_everyone_who_can_and_reads_within_its_budget(
 
 
 @given(table=tables(), budget=st.integers(1, 500))
-def test_the_prompt_that_is_here_longest_always_advances(table: SlotTable, budget: int) -> None:
+def test_the_prompt_that_is_here_longest_advances_in_every_second_step(
+    table: SlotTable, budget: int
+) -> None:
     """R17."""
     reading = [(slot, s) for slot, s in table.active if s.is_reading]
     if reading:
         slot, oldest = reading[0]
-        counts = {prefill.slot: prefill.count for prefill in plan_step(table, budget).prefills}
+        plan = plan_step(table, budget)
+        assert plan.has_postponed == (slot not in {prefill.slot for prefill in plan.prefills})
+        if plan.has_postponed:
+            plan = plan_step(table, budget, can_postpone=False)
+        counts = {prefill.slot: prefill.count for prefill in plan.prefills}
         read = sum(counts.values())
         assert counts[slot] >= min(oldest.unread_tokens, max(1, read // 4))
 
@@ -67,11 +74,12 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
     assert prefills[short].is_last
 
 
-def test_a_prompt_that_ends_waits_for_no_more_of_a_long_one_than_it_has_itself() -> None:
+def test_a_prompt_that_ends_does_not_wait_for_more_of_a_long_one() -> None:
     table, long = SlotTable.empty(2, CONTEXT_TOKENS).claim("long", 900, 10)
     table, short = table.claim("short", 40, 10)
-    counts = {prefill.slot: prefill.count for prefill in plan_step(table, 400).prefills}
-    assert counts == {long: 40, short: 40}
+    for can_postpone, expected in (True, {short: 40}), (False, {long: 40, short: 40}):
+        plan = plan_step(table, 400, can_postpone)
+        assert {prefill.slot: prefill.count for prefill in plan.prefills} == expected
 
 
 def test_an_idle_table_has_an_empty_plan() -> None:
