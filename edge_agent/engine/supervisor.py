@@ -365,9 +365,16 @@ class SupervisedEngine:
 
     async def _watch_progress(self, child: Child) -> EngineError:
         """Kill a child that has work and does nothing (L17)."""
+        interval = self._stall_seconds / 8
         while True:
-            await asyncio.sleep(self._stall_seconds / 8)
-            silence = time.monotonic() - self._progressed_at
+            slept_at = time.monotonic()
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            if now - slept_at > 2 * interval:
+                # We did not run ourselves, in a frozen machine or behind a stopped clock, and
+                # have yet to read what the child has said meanwhile.
+                self._progressed_at = now
+            silence = now - self._progressed_at
             if self._streams and silence > self._stall_seconds:
                 child.signal(signal.SIGKILL)
                 return EngineError(

@@ -3,6 +3,7 @@
 import array
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import math
@@ -550,6 +551,38 @@ def test_a_prompt_that_starts_from_a_kept_one_has_the_same_logits_to_the_last_bi
     assert done.stdout.strip() == "same", done.stderr
 
 
+GREEDY_PROGRAM = """
+import sys
+from pathlib import Path
+from edge_agent.engine.base import EngineSettings, Sampling
+from edge_agent.engine.llama_cpp import ENGLISH_SAMPLE, LlamaModel
+from edge_agent.engine.worker import BatchToken
+model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=256, slots=2, threads=1))
+tokens = model.tokenise(ENGLISH_SAMPLE).tokens
+# The likeliest of one is what is left of any distribution.
+model.start_sampling(0, Sampling(temperature=0.0), None)
+model.start_sampling(1, Sampling(temperature=1.0, top_k=1), None)
+for at, token in enumerate(tokens[:40]):
+    model.decode([BatchToken(token, at, 0, True)], None)
+    assert model.sample(0, 0) == model.sample(1, 0)
+print("same")
+"""
+
+
+@pytest.mark.parametrize("weights", ["smollm2", "gemma3"])
+def test_without_temperature_the_likeliest_token_is_taken_as_llama_cpp_does(
+    weights: str, request: pytest.FixtureRequest
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GREEDY_PROGRAM, str(request.getfixturevalue(weights))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
 SWAP_PROGRAM = """
 import sys
 from pathlib import Path
@@ -889,6 +922,22 @@ def test_a_child_that_hangs_is_killed_and_restarted(smollm2: Path) -> None:
     run(scenario())
 
 
+def test_a_child_is_not_taken_for_hung_when_the_agent_itself_stood_still(smollm2: Path) -> None:
+    """L17: as behind a debugger, or in a virtual machine that was frozen."""
+
+    async def scenario() -> None:
+        async with running(settings_for(smollm2), stall_seconds=0.5) as engine:
+            pid = engine.child_pid
+            stream = engine.generate(GenerationRequest("k", "One, two, three,", Sampling(200)))
+            await anext(stream)
+            time.sleep(1.5)  # noqa: ASYNC251 - the loop is to stand still
+            events = [event async for event in stream]
+            assert account_of(events).completion_tokens
+            assert engine.child_pid == pid
+
+    run(scenario())
+
+
 def test_an_idle_child_is_not_taken_for_a_hung_one(smollm2: Path) -> None:
     """L17."""
 
@@ -919,6 +968,31 @@ def test_closing_gives_the_memory_back_and_leaves_no_process(smollm2: Path) -> N
         assert time.monotonic() - started_at < 2.0
         assert not psutil.pid_exists(pid)
         assert engine.stats().resident_bytes is None
+
+    run(scenario())
+
+
+def test_what_loading_and_answering_took_is_free_after_unloading(smollm2: Path) -> None:
+    """P4."""
+
+    def resident_bytes() -> int:
+        agent = psutil.Process()
+        processes = [agent, *agent.children(recursive=True)]
+        return int(sum(process.memory_info().rss for process in processes))
+
+    async def scenario() -> None:
+        settings = settings_for(smollm2, context_tokens=1024, slots=4)
+        async with running(settings) as engine:
+            await read_all(engine, GenerationRequest("first", "One, two,", Sampling(4)))
+        gc.collect()
+        before = resident_bytes()  # what the first use of a module takes stays
+        async with running(settings) as engine:
+            prompts = [f"{number} " + "the quick brown fox " * 100 for number in range(4)]
+            requests = [GenerationRequest(p[:1], p, Sampling(4)) for p in prompts]
+            await asyncio.gather(*(read_all(engine, request) for request in requests))
+            assert resident_bytes() > before + smollm2.stat().st_size
+        gc.collect()
+        assert resident_bytes() < 1.05 * before
 
     run(scenario())
 
