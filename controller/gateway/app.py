@@ -38,7 +38,7 @@ from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 from controller.routing.policy import FallbackCause
-from controller.telemetry.metrics import CONTENT_TYPE, CounterMetric, exposition
+from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics
 
 log = structlog.get_logger()
 
@@ -112,16 +112,10 @@ def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
             {"status": "ready" if models else "no model", "models": models}, 200 if models else 503
         )
 
+    counted = ControllerMetrics(router)
+
     async def metrics(request: Request) -> Response:
-        fallbacks = CounterMetric(
-            "pointsman_policy_fallback_requests_total",
-            "Requests that another policy decided than the one in force.",
-            {
-                (("policy", policy), ("cause", cause.value)): count
-                for (policy, cause), count in router.policy_fallbacks.items()
-            },
-        )
-        return Response(exposition([fallbacks]), headers={"content-type": CONTENT_TYPE})
+        return Response(counted.text(), headers={"content-type": CONTENT_TYPE})
 
     return Starlette(
         routes=[

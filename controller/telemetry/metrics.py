@@ -1,45 +1,46 @@
-"""Metrics as Prometheus reads them: its text format, version 0.0.4."""
+"""What Prometheus reads of a controller."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.registry import Collector
 
-Labels: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and values, in the order in which they are written."""
+from controller.routing.policy import FallbackCause
 
-
-@dataclass(frozen=True, slots=True)
-class CounterMetric:
-    """A count that only ever rises.
-
-    Attributes:
-        name: with its unit; ends in `_total`.
-        help: what is counted, in a sentence.
-        samples: by labels; none while nothing was counted.
-    """
-
-    name: str
-    help: str
-    samples: Mapping[Labels, float]
+__all__ = ["CONTENT_TYPE", "ControllerMetrics", "CountsFallbacks"]
 
 
-def exposition(metrics: Sequence[CounterMetric]) -> str:
-    """All metrics as one text, labels escaped."""
-    lines = []
-    for metric in metrics:
-        lines.append(f"# HELP {metric.name} {_escaped(metric.help)}")
-        lines.append(f"# TYPE {metric.name} counter")
-        for labels, value in sorted(metric.samples.items()):
-            said = ",".join(f'{name}="{_quoted(text)}"' for name, text in labels)
-            lines.append(f"{metric.name}{{{said}}} {value}" if said else f"{metric.name} {value}")
-    return "\n".join(lines) + "\n"
+class CountsFallbacks(Protocol):
+    """Where the counts come from; read anew at every scrape."""
+
+    @property
+    def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
+        """Requests that another policy decided than the one in force, by that one and cause."""
+        ...
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+class ControllerMetrics(Collector):
+    """The metrics of one controller; a registry of its own, since tests run several."""
 
+    def __init__(self, source: CountsFallbacks) -> None:
+        self._source = source
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', '\\"')
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """As they stand now."""
+        fallbacks = CounterMetricFamily(
+            "pointsman_policy_fallback_requests",
+            "Requests that another policy decided than the one in force.",
+            labels=("policy", "cause"),
+        )
+        for (policy, cause), count in sorted(self._source.policy_fallbacks.items()):
+            fallbacks.add_metric((policy, cause.value), count)
+        yield fallbacks
+
+    def text(self) -> bytes:
+        """In Prometheus' text format, for `CONTENT_TYPE`."""
+        return generate_latest(self._registry)

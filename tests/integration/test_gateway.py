@@ -282,8 +282,8 @@ async def test_prometheus_reads_how_many_requests_fell_back_and_why() -> None:
     async with door(ScriptedRouter()) as opened:
         answer = await opened.http.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    sample = 'pointsman_policy_fallback_requests_total{policy="ppo",cause="out_of_range"} 3'
-    assert sample in answer.text.splitlines()
+    name = "pointsman_policy_fallback_requests_total"
+    assert f'{name}{{cause="out_of_range",policy="ppo"}} 3.0' in answer.text.splitlines()
 
 
 # -- errors ---------------------------------------------------------------------------------------

@@ -1,35 +1,38 @@
-"""Prometheus' text format."""
+from collections.abc import Mapping
 
-from controller.telemetry.metrics import CounterMetric, exposition
+from prometheus_client.parser import text_string_to_metric_families
 
-
-def test_counters_are_written_with_help_type_and_sorted_samples() -> None:
-    found = exposition(
-        [
-            CounterMetric(
-                "pointsman_things_total",
-                "Things that happened.",
-                {(("node", "b"), ("cause", "y")): 2, (("node", "a"), ("cause", "x")): 12345678},
-            ),
-            CounterMetric("pointsman_others_total", "Never happened.", {}),
-            CounterMetric("pointsman_plain_total", "Without labels.", {(): 3}),
-        ]
-    )
-    assert found == (
-        "# HELP pointsman_things_total Things that happened.\n"
-        "# TYPE pointsman_things_total counter\n"
-        'pointsman_things_total{node="a",cause="x"} 12345678\n'
-        'pointsman_things_total{node="b",cause="y"} 2\n'
-        "# HELP pointsman_others_total Never happened.\n"
-        "# TYPE pointsman_others_total counter\n"
-        "# HELP pointsman_plain_total Without labels.\n"
-        "# TYPE pointsman_plain_total counter\n"
-        "pointsman_plain_total 3\n"
-    )
+from controller.routing.policy import FallbackCause
+from controller.telemetry.metrics import ControllerMetrics
 
 
-def test_what_would_end_a_label_or_a_line_is_escaped() -> None:
-    labels = (("name", 'a"b\\c\nd'),)
-    found = exposition([CounterMetric("n_total", "One\ntwo\\.", {labels: 1})])
-    assert 'n_total{name="a\\"b\\\\c\\nd"} 1\n' in found
-    assert "# HELP n_total One\\ntwo\\\\.\n" in found
+class Counts:
+    """A controller of which only its fall-backs are known."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, FallbackCause], int] = {}
+
+    @property
+    def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
+        return self.counts
+
+
+def read(metrics: ControllerMetrics) -> dict[tuple[str, ...], float]:
+    """Every sample as Prometheus understands it, by name, policy and cause."""
+    return {
+        (sample.name, sample.labels["policy"], sample.labels["cause"]): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+
+
+def test_every_scrape_reads_the_counts_anew() -> None:
+    counts = Counts()
+    metrics = ControllerMetrics(counts)
+    assert read(metrics) == {}
+    cause = next(iter(FallbackCause))
+    counts.counts[('od"d', cause)] = 3
+    key = ("pointsman_policy_fallback_requests_total", 'od"d', cause.value)
+    assert read(metrics) == {key: 3.0}
+    counts.counts['od"d', cause] = 4
+    assert read(metrics) == {key: 4.0}
