@@ -77,6 +77,7 @@ class EngineFailure(enum.Enum):
     """Why a model's child process failed."""
 
     OUT_OF_MEMORY = "out_of_memory"
+    GPU_MEMORY_FRAGMENTED = "gpu_memory_fragmented"
     BAD_MODEL_FILE = "bad_model_file"
     MISSING_FILE = "missing_file"
     UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"

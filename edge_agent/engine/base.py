@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from edge_agent.errors import EngineFailure
+
 
 class PrefixReuse(enum.Enum):
     """Whose keys and values a request may start from instead of reading its prompt again.
@@ -222,7 +224,8 @@ GenerationEvent = PromptProgress | TextChunk | Finished
 class EngineStats:
     """A look at the engine now; never waits for the child.
 
-    `busy_seconds_total` is the time the child has spent decoding since it was loaded.
+    `busy_seconds_total` is the time the child has spent decoding since it was loaded, and
+    `failure` the kind of what is wrong with it, None while nothing is or nobody can tell.
     """
 
     is_ready: bool
@@ -232,6 +235,7 @@ class EngineStats:
     busy_seconds_total: float
     resident_bytes: int | None
     issue: str | None
+    failure: EngineFailure | None = None
 
 
 class InferenceEngine(Protocol):

@@ -210,6 +210,7 @@ class FakeEngine:
             busy_seconds_total=self._busy_seconds,
             resident_bytes=None,
             issue=None if failure is None else f"engine_{failure.kind.value}: {failure}",
+            failure=None if failure is None else failure.kind,
         )
 
     async def close(self) -> None:

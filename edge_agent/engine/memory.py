@@ -1,5 +1,6 @@
 """Whether a model will fit in memory, and whether the kernel has had to kill for it."""
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -55,6 +56,20 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
+
+
+def largest_free_block_bytes(root: Path = Path("/")) -> int | None:
+    """The largest piece of memory that is free without a gap; None: the kernel won't say."""
+    try:
+        lines = (root / "proc/buddyinfo").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    largest = -1
+    for line in lines:  # "Node 0, zone   Normal    12    3    0": free blocks of 1, 2, 4 pages
+        counts = line.partition("zone")[2].split()[1:]
+        free = [order for order, count in enumerate(counts) if count.strip("0").isdigit()]
+        largest = max(largest, *free, -1)
+    return None if largest < 0 else os.sysconf("SC_PAGE_SIZE") << largest
 
 
 def _number(path: Path) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import psutil
+import structlog
 
 from edge_agent.engine.base import (
     EngineSettings,
@@ -25,7 +26,8 @@ from edge_agent.engine.base import (
     RejectionKind,
 )
 from edge_agent.engine.child import Child, start_child
-from edge_agent.engine.memory import available_bytes, estimate_bytes, oom_kills
+from edge_agent.engine.failures import classify_exit, classify_refusal, is_want_of_memory
+from edge_agent.engine.memory import available_bytes, largest_free_block_bytes, oom_kills
 from edge_agent.engine.messages import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -41,16 +43,18 @@ from edge_agent.engine.messages import (
     decode_from_child,
     encode_to_child,
 )
-from edge_agent.engine.model_files import ModelFile, describe_model_file
+from edge_agent.engine.preflight import check_file, check_settings
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
-from edge_agent.errors import EngineError, EngineFailure, ModelFileError, UsageError
+from edge_agent.errors import EngineError, EngineFailure
+
+log = structlog.get_logger()
 
 # An SD card in a Raspberry Pi reads some 40 MB a second; this leaves room for worse.
 _LOAD_BASE_SECONDS: Final = 60.0
 _SLOWEST_LOAD_BYTES_PER_SECOND: Final = 10_000_000.0
-_MAX_CONTEXT_TOKENS: Final = 1 << 20
-_MAX_SLOTS: Final = 64
+_LOGGED_LINES: Final = 10
+"""Of a failed child's last words."""
 
 
 @dataclass(slots=True)
@@ -78,6 +82,8 @@ class SupervisedEngine:
         first_restart_seconds: the pause before the first restart; each further one is twice as
             long.
         max_restart_seconds: the longest pause; a child that lived longer starts the count anew.
+        memory_restart_seconds: the least pause after a want of memory, which ends by somebody
+            else's giving some back, if at all (P13).
         max_unread_characters: text that a reader may leave waiting before it is given up (S12).
         available: memory that a new process can have, bytes.
 
@@ -95,12 +101,11 @@ class SupervisedEngine:
         close_grace_seconds: float = 1.0,
         first_restart_seconds: float = 1.0,
         max_restart_seconds: float = 60.0,
+        memory_restart_seconds: float = 30.0,
         max_unread_characters: int = MAX_UNREAD_CHARACTERS,
         available: Callable[[], int] = available_bytes,
     ) -> None:
-        problem = _settings_problem(settings)
-        if problem is not None:
-            raise UsageError(problem)
+        check_settings(settings)
         self.settings = settings
         self._niceness = niceness
         self._max_queued = max_queued
@@ -108,6 +113,7 @@ class SupervisedEngine:
         self._close_grace_seconds = close_grace_seconds
         self._first_restart_seconds = first_restart_seconds
         self._max_restart_seconds = max_restart_seconds
+        self._memory_restart_seconds = memory_restart_seconds
         self._max_unread_characters = max_unread_characters
         self._available = available
         self._child: Child | None = None
@@ -177,8 +183,16 @@ class SupervisedEngine:
             queued_requests=len(self._streams) - busy,
             busy_seconds_total=self._busy_seconds_before + self._busy_seconds,
             resident_bytes=_resident_bytes(self.child_pid),
-            issue=None if failure is None else f"engine_{failure.kind.value}: {failure}",
+            issue=self._issue(),
+            failure=None if failure is None else failure.kind,
         )
+
+    def _issue(self) -> str | None:
+        failure = self._failure
+        if failure is None:
+            return None
+        next_step = "" if self._keeper is None else " It is started again by itself."
+        return f"engine_{failure.kind.value}: {failure}{next_step}"
 
     async def close(self) -> None:
         """End the child and give its memory back; running iterators end with EngineError."""
@@ -251,7 +265,7 @@ class SupervisedEngine:
         return model
 
     async def _load_in_child(self) -> LoadedModel:
-        file = await asyncio.to_thread(self._checked_file)
+        file = await asyncio.to_thread(check_file, self.settings, self._available)
         deadline = self.settings.load_deadline_seconds
         if deadline is None:
             deadline = _LOAD_BASE_SECONDS + file.size_bytes / _SLOWEST_LOAD_BYTES_PER_SECOND
@@ -272,10 +286,12 @@ class SupervisedEngine:
             if self._is_closed:
                 raise EngineError(EngineFailure.CRASHED, "The engine was closed.")
             if isinstance(reply, LoadFailed):
-                raise EngineError(reply.kind, reply.message, child.stderr_tail)
+                raise classify_refusal(
+                    reply.kind, reply.message, child.stderr_tail, largest_free_block_bytes()
+                )
             if not isinstance(reply, Loaded):
                 status = await child.wait()
-                raise classify_exit(status, child.stderr_tail, _rose(kills_before, oom_kills()))
+                raise _why(status, child, kills_before)
             is_loaded = True
         except asyncio.TimeoutError:
             raise EngineError(
@@ -295,27 +311,6 @@ class SupervisedEngine:
         self._model = model
         return model
 
-    def _checked_file(self) -> ModelFile:
-        """The file's description; what can be known to fail fails here, before a child starts."""
-        path = self.settings.model_path
-        if not path.exists():
-            raise EngineError(
-                EngineFailure.MISSING_FILE, f"There is no file {path}; pull the model first."
-            )
-        try:
-            file = describe_model_file(path)
-        except ModelFileError as error:
-            raise EngineError(EngineFailure.BAD_MODEL_FILE, str(error)) from error
-        needed, available = estimate_bytes(file, self.settings), self._available()
-        if self.settings.gpu_layers == 0 and needed > available:
-            raise EngineError(
-                EngineFailure.OUT_OF_MEMORY,
-                f"{path.name} with {self.settings.slots} slots of {self.settings.context_tokens}"
-                f" tokens needs about {needed >> 20} MiB of memory and {available >> 20} MiB are"
-                " free; use fewer slots, a shorter context or a smaller quantisation.",
-            )
-        return file
-
     async def _keep(self) -> None:
         """Serve children until the engine is closed, one after the other."""
         pause = self._first_restart_seconds
@@ -329,10 +324,26 @@ class SupervisedEngine:
                 self._end_streams(error)
                 if time.monotonic() - started_at > self._max_restart_seconds:
                     pause = self._first_restart_seconds
+                self._log_failure(error)
+            if is_want_of_memory(self._failure):
+                pause = max(pause, self._memory_restart_seconds)
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._max_restart_seconds)
-            with contextlib.suppress(EngineError):  # kept in self._failure
+            try:
                 await self._start()
+            except EngineError as error:  # kept in self._failure
+                self._log_failure(error)
+            else:
+                log.info("engine.restarted", model=self._name)
+
+    def _log_failure(self, error: EngineError) -> None:
+        log.warning(
+            "engine.failed",
+            model=self._name,
+            kind=error.kind.value,
+            reason=str(error),
+            stderr_tail=error.stderr_tail.splitlines()[-_LOGGED_LINES:],
+        )
 
     async def _serve(self, child: Child) -> EngineError:
         """Pass on what a loaded child says until it ends; why it ended."""
@@ -361,7 +372,7 @@ class SupervisedEngine:
             status = await child.stop()
         if isinstance(outcomes[0], EngineError):
             return outcomes[0]
-        return fault or classify_exit(status, child.stderr_tail, _rose(kills_before, oom_kills()))
+        return fault or _why(status, child, kills_before)
 
     async def _watch_progress(self, child: Child) -> EngineError:
         """Kill a child that has work and does nothing (L17)."""
@@ -408,39 +419,6 @@ class SupervisedEngine:
             stream.buffer.fail(EngineError(error.kind, str(error), error.stderr_tail))
 
 
-def classify_exit(status: int, stderr_tail: str, has_oom_kill: bool) -> EngineError:
-    """Say why a child ended that was not asked to.
-
-    Args:
-        status: of the process; -N when signal N ended it.
-        stderr_tail: its last words.
-        has_oom_kill: whether the kernel killed something for want of memory meanwhile.
-    """
-    lines = stderr_tail.splitlines()
-    said = f" Its last words: {lines[-1].strip()}" if lines else ""
-    if (status == -signal.SIGKILL and has_oom_kill) or "std::bad_alloc" in stderr_tail:
-        return EngineError(
-            EngineFailure.OUT_OF_MEMORY,
-            "The engine ran out of memory; use fewer slots, a shorter context or a smaller"
-            " quantisation.",
-            stderr_tail,
-        )
-    if status == -signal.SIGILL:
-        return EngineError(
-            EngineFailure.ILLEGAL_INSTRUCTION,
-            "The engine was built for a newer processor than this one; rebuild llama-cpp-python"
-            " on this machine.",
-            stderr_tail,
-        )
-    if status < 0:
-        return EngineError(
-            EngineFailure.CRASHED, f"The engine was killed by signal {-status}.{said}", stderr_tail
-        )
-    return EngineError(
-        EngineFailure.CRASHED, f"The engine ended with status {status}.{said}", stderr_tail
-    )
-
-
 async def _read_message(child: Child) -> FromChild | None:
     """The child's next message; None when it has closed its output.
 
@@ -456,23 +434,11 @@ async def _read_message(child: Child) -> FromChild | None:
         return None
 
 
-def _settings_problem(settings: EngineSettings) -> str | None:
-    if not 1 <= settings.slots <= _MAX_SLOTS:
-        return f"slots must be between 1 and {_MAX_SLOTS}, not {settings.slots}."
-    if not 2 <= settings.context_tokens <= _MAX_CONTEXT_TOKENS:
-        return (
-            f"context_tokens must be between 2 and {_MAX_CONTEXT_TOKENS},"
-            f" not {settings.context_tokens}."
-        )
-    if settings.threads < 1:
-        return f"threads must be at least 1, not {settings.threads}."
-    if not 0 < settings.cpu_share_ratio <= 1:
-        return f"cpu_share_ratio must be above 0 and at most 1, not {settings.cpu_share_ratio}."
-    return None
-
-
-def _rose(before: int | None, after: int | None) -> bool:
-    return before is not None and after is not None and after > before
+def _why(status: int, child: Child, kills_before: int | None) -> EngineError:
+    """Why a child ended that nobody asked to."""
+    kills = oom_kills()
+    has_oom_kill = kills_before is not None and kills is not None and kills > kills_before
+    return classify_exit(status, child.stderr_tail, has_oom_kill, largest_free_block_bytes())
 
 
 def _resident_bytes(pid: int | None) -> int | None:

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,7 +6,12 @@ import psutil
 import pytest
 
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.memory import available_bytes, estimate_bytes, oom_kills
+from edge_agent.engine.memory import (
+    available_bytes,
+    estimate_bytes,
+    largest_free_block_bytes,
+    oom_kills,
+)
 from edge_agent.engine.model_files import ModelFile
 
 MODEL = ModelFile(
@@ -66,6 +72,24 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path, limit: str | None) -
         write(tmp_path / "sys/fs/cgroup/memory.current", "1\n")
     total = psutil.virtual_memory().total
     assert total / 1000 < available_bytes(tmp_path) <= total
+
+
+BUDDY_INFO = """\
+Node 0, zone      DMA      0      0      0      0      0      0      0      0      0      0      0
+Node 0, zone    DMA32     30      9     10      0      2      0      0      0      0      0      0
+Node 0, zone   Normal   1792  12603      1      0      0      0      0      0      0      0      0
+"""
+
+
+def test_largest_free_block_is_the_largest_of_any_zone(tmp_path: Path) -> None:
+    """P14."""
+    assert largest_free_block_bytes(tmp_path) is None
+    write(tmp_path / "proc/buddyinfo", BUDDY_INFO)
+    assert largest_free_block_bytes(tmp_path) == 16 * os.sysconf("SC_PAGE_SIZE")
+    write(tmp_path / "proc/buddyinfo", "Node 0, zone   Normal      0      0\n")
+    assert largest_free_block_bytes(tmp_path) is None
+    write(tmp_path / "proc/buddyinfo", "nonsense\n")
+    assert largest_free_block_bytes(tmp_path) is None
 
 
 def test_kills_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 import asyncio
-import signal
 import struct
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.engine.base import EngineSettings, GenerationRequest
-from edge_agent.engine.supervisor import SupervisedEngine, classify_exit
+from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
 
 
@@ -83,30 +82,6 @@ def test_nothing_is_generated_before_loading_or_after_closing() -> None:
             await engine.load()
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("status", "tail", "has_oom_kill", "kind"),
-    [
-        (-signal.SIGKILL, "", True, EngineFailure.OUT_OF_MEMORY),
-        (-signal.SIGKILL, "", False, EngineFailure.CRASHED),
-        (-signal.SIGABRT, "what():  std::bad_alloc", False, EngineFailure.OUT_OF_MEMORY),
-        (-signal.SIGABRT, "GGML_ASSERT(n > 0) failed", True, EngineFailure.CRASHED),
-        (-signal.SIGILL, "", False, EngineFailure.ILLEGAL_INSTRUCTION),
-        (-signal.SIGSEGV, "", False, EngineFailure.CRASHED),
-        (1, "RuntimeError: no", False, EngineFailure.CRASHED),
-        (0, "", False, EngineFailure.CRASHED),
-    ],
-)
-def test_the_end_of_a_child_is_classified(
-    status: int, tail: str, has_oom_kill: bool, kind: EngineFailure
-) -> None:
-    """P9, P13."""
-    error = classify_exit(status, tail, has_oom_kill)
-    assert error.kind is kind
-    assert error.stderr_tail == tail
-    if kind is EngineFailure.CRASHED and tail:
-        assert tail in str(error)
 
 
 def test_the_agents_process_imports_neither_numpy_nor_llama_cpp() -> None:
