@@ -12,15 +12,13 @@ httpx is imported by `load`, so an agent without remote models never pays for it
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import anyio
 import structlog
 
 from edge_agent.engine.answer_text import AnswerText
@@ -36,56 +34,22 @@ from edge_agent.engine.base import (
     SlowReaderError,
     StopReason,
 )
-from edge_agent.engine.event_stream import EventStream
 from edge_agent.engine.openai_answer import AnswerStream
-from edge_agent.engine.openai_endpoint import (
-    Listing,
-    RemoteError,
-    RemoteIssue,
-    connection_failed,
-    error_object,
-    look,
-    new_client,
-    read_api_key,
-    read_body,
-)
-from edge_agent.engine.openai_refusals import (
-    Asked,
-    NoCompletionsError,
-    ParameterRefusedError,
-    TooBusyError,
-    meaning_of_error_frame,
-    meaning_of_response,
-    shown_words,
-)
-from edge_agent.engine.openai_request import RequestWriter
+from edge_agent.engine.openai_connection import OpenAiConnection
+from edge_agent.engine.openai_endpoint import RemoteError, RemoteIssue
+from edge_agent.engine.openai_refusals import NoCompletionsError, TooBusyError
 from edge_agent.engine.openai_settings import DEFAULT_CONTEXT_TOKENS, OpenAiSettings, Rates
 from edge_agent.engine.openai_trial import TRIAL_TEXT, MeasuredView, trial_rates, trial_request
+from edge_agent.engine.openai_watch import EndpointWatch
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
 
 __all__ = ["MeasuredView", "OpenAiEngine", "OpenAiSettings", "Rates"]
 
-if TYPE_CHECKING:
-    import httpx
-
 log = structlog.get_logger()
 
-Json = dict[str, Any]
-
-_USAGE_SECONDS: Final = 2.0
-"""How long the usage may come after the finish reason."""
-_TAIL_SECONDS: Final = 0.05
-"""How long the end of the body may come after [DONE]; then the connection is not used again."""
 _PROGRESS_SECONDS: Final = 1.0
-_MAX_ERROR_BYTES: Final = 65_536
-_NEEDS_CHANGE: Final = frozenset({RemoteIssue.KEY_REFUSED, RemoteIssue.QUOTA_EXHAUSTED})
-"""Issues that an endpoint's list of models does not show to be gone."""
-
-
-class _StaleConnectionError(Exception):
-    """The server had closed the connection that a request went out on."""
 
 
 class OpenAiEngine:
@@ -127,25 +91,20 @@ class OpenAiEngine:
     ) -> None:
         self.settings = settings
         self._max_queued = max_queued
-        self._connect_seconds = connect_seconds
-        self._stall_seconds = stall_seconds
-        self._first_retry_seconds = first_retry_seconds
-        self._max_retry_seconds = max_retry_seconds
         self._max_unread_characters = max_unread_characters
-        self._environ = environ
-        self._rng = rng or random.Random()
-        self._base_url = settings.base_url.rstrip("/")
-        self._client: httpx.AsyncClient | None = None
+        self._connection = OpenAiConnection(settings, connect_seconds, stall_seconds, environ)
+        self._writer = self._connection.writer
+        self._watch = EndpointWatch(
+            self._connection.base_url,
+            self._connection.look,
+            self._connection.authorization,
+            first_retry_seconds,
+            max_retry_seconds,
+            rng or random.Random(),
+        )
         self._model: LoadedModel | None = None
-        self._writer = RequestWriter(settings)
         self._trial_rates = Rates()
-        self._takes_raw_prompts = settings.supports_raw_prompts
-        self._counts_pieces = False
-        self._failure: RemoteError | None = None
-        self._refused_key: str | None = None
-        self._failures_in_a_row = 0
         self._paused_until = 0.0
-        self._recovery: asyncio.Task[None] | None = None
         self._is_closed = False
         self._streams: dict[str, AnswerStream] = {}
         self._waiting: deque[AnswerStream] = deque()
@@ -167,28 +126,23 @@ class OpenAiEngine:
             raise EngineError(EngineFailure.CRASHED, "The engine is closed; make a new one.")
         if self._model is not None:
             return self._model
-        if self._client is not None:
+        if self._connection.is_open:
             raise EngineError(EngineFailure.CRASHED, "The endpoint is being tried out already.")
-        # Reading httpx and the certificates takes a second on a small board.
-        self._client = await asyncio.to_thread(
-            new_client, self.settings.slots + 1, self._connect_seconds
-        )
+        await self._connection.open()
         is_loaded = False
         try:
-            listing = await self._look()
+            listing = await self._connection.look()
             self._writer.model, self._writer.server = listing.model, listing.server
             if None in _values(self.settings.declared):
                 await self._try_out()
             is_loaded = True
         except RemoteError as error:
-            self._failure = error
+            self._watch.failure = error
             raise
         finally:
             if not is_loaded:
-                client, self._client = self._client, None
-                if client is not None:
-                    await client.aclose()
-        self._failure = None
+                await self._connection.close()
+        self._watch.failure = None
         self._model = LoadedModel(
             context_tokens=self.settings.context_tokens
             or listing.context_tokens
@@ -196,7 +150,7 @@ class OpenAiEngine:
             slots=self.settings.slots,
             has_chat_template=self.settings.has_chat_template,
             template_issue=None,
-            description=f"{self._writer.model} at {self._base_url}",
+            description=f"{self._writer.model} at {self._connection.base_url}",
             parameters=None,
             characters_per_token=self._writer.characters_per_token,
             engine_version="openai-compatible",
@@ -230,11 +184,11 @@ class OpenAiEngine:
     @property
     def takes_raw_prompts(self) -> bool:
         """Whether raw prompts are answered, as far as it is known."""
-        return self._takes_raw_prompts
+        return self._connection.takes_raw_prompts
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Generate one answer; see `InferenceEngine.generate`."""
-        if self._model is None or self._is_closed or self._failure is not None:
+        if self._model is None or self._is_closed or self._watch.failure is not None:
             raise self._unavailable()
         async with contextlib.aclosing(self._generate(request)) as events:
             async for event in events:
@@ -250,39 +204,37 @@ class OpenAiEngine:
         """Look at the engine without waiting for it."""
         self._account()
         issue = None
-        if self._failure is not None:
-            issue = f"{self._failure.issue.value}: {self._failure}"
-        elif self._counts_pieces:
+        if self._watch.failure is not None:
+            issue = f"{self._watch.failure.issue.value}: {self._watch.failure}"
+        elif self._connection.counts_pieces:
             issue = (
                 "remote_sends_no_usage: the endpoint does not count tokens, so each piece of its"
                 " answers counts as one and prompts are estimated; prices and speeds are rough"
             )
         return EngineStats(
-            is_ready=self._model is not None and self._failure is None and not self._is_closed,
+            is_ready=self._model is not None
+            and self._watch.failure is None
+            and not self._is_closed,
             slots=self.settings.slots,
             busy_slots=len(self._active),
             queued_requests=len(self._waiting),
             busy_seconds_total=self._busy_seconds,
             resident_bytes=None,
             issue=issue,
+            failure=None if self._watch.failure is None else self._watch.failure.kind,
         )
 
     async def close(self) -> None:
         """Leave the endpoint; running iterators end with EngineError."""
         self._is_closed = True
-        recovery, self._recovery = self._recovery, None
-        if recovery is not None:
-            recovery.cancel()
-            await asyncio.gather(recovery, return_exceptions=True)
+        await self._watch.close()
         for stream in list(self._streams.values()):
             stream.buffer.fail(EngineError(EngineFailure.CRASHED, "The engine was closed."))
             self._end(stream, StopReason.CANCELLED)
         tasks = [stream.task for stream in self._active if stream.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=2.0)
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._connection.close()
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -298,12 +250,14 @@ class OpenAiEngine:
             self._end(stream, StopReason.CANCELLED)
 
     def _unavailable(self) -> EngineError:
-        if self._failure is None:
+        if self._watch.failure is None:
             return EngineError(
                 EngineFailure.CRASHED, "The endpoint was not found yet; try again later."
             )
-        error = RemoteError(self._failure.issue, f"The endpoint is away now: {self._failure}")
-        error.kind = self._failure.kind
+        error = RemoteError(
+            self._watch.failure.issue, f"The endpoint is away now: {self._watch.failure}"
+        )
+        error.kind = self._watch.failure.kind
         return error
 
     def _submit(self, request: GenerationRequest) -> AnswerStream:
@@ -313,7 +267,7 @@ class OpenAiEngine:
                 RejectionKind.INVALID_REQUEST, f"A request {request.key!r} is running already."
             )
         if isinstance(request.prompt, str):
-            if not self._takes_raw_prompts:
+            if not self._connection.takes_raw_prompts:
                 raise NoCompletionsError
         elif not self.settings.has_chat_template:
             raise RejectedError(
@@ -374,11 +328,13 @@ class OpenAiEngine:
         ticker = asyncio.create_task(self._tell_progress(stream), name="remote-progress")
         reason = StopReason.CANCELLED
         try:
-            reason = await self._converse(stream)
-            self._failures_in_a_row = 0
+            reason = await self._connection.converse(stream)
+            self._watch.answered()
         except SlowReaderError:
             pass  # the buffer has told its reader
         except RejectedError as error:
+            if isinstance(error, TooBusyError) and error.pause_seconds is not None:
+                self._pause(error.pause_seconds)
             stream.buffer.fail(error)
         except RemoteError as error:
             if error.is_down:
@@ -446,177 +402,19 @@ class OpenAiEngine:
                 read = 0 if stream.answered_at is None else total
                 stream.buffer.put(PromptProgress(read, total))
 
-    # -- one answer -----------------------------------------------------------------------------
-
-    async def _converse(self, stream: AnswerStream) -> StopReason:
-        """Ask until the endpoint takes the request; nothing has been generated before."""
-        while True:
-            try:
-                return await self._ask(stream)
-            except _StaleConnectionError:
-                stream.is_repeated = True
-            except ParameterRefusedError as refused:
-                log.warning("remote.parameter_refused", parameter=str(refused))
-            except RejectedError as error:
-                shorter = None
-                if not stream.is_shortened:
-                    shorter = self._writer.shorter_limit(stream.request, stream.max_tokens)
-                if error.kind is not RejectionKind.CONTEXT_EXCEEDED or shorter is None:
-                    raise
-                stream.max_tokens = shorter
-                stream.is_shortened = True
-
-    async def _ask(self, stream: AnswerStream) -> StopReason:
-        import httpx
-
-        path = "/completions" if isinstance(stream.request.prompt, str) else "/chat/completions"
-        begin = anyio.current_time()
-        try:
-            with anyio.CancelScope(deadline=begin + self.settings.first_token_seconds) as scope:
-                async with self._http.stream(
-                    "POST",
-                    self._base_url + path,
-                    content=self._writer.body(stream.request, stream.max_tokens),
-                    headers={**self._headers(), "Content-Type": "application/json"},
-                ) as response:
-                    stream.has_response = True
-                    if response.status_code != 200:
-                        raise await self._refused(response, stream)
-                    return await self._read_answer(response, stream, scope)
-        except httpx.HTTPError as error:
-            if stream.finish is not None:
-                return self._finish(stream)  # only the end of the stream was lost
-            is_new = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            if not (is_new or stream.has_response or stream.is_repeated):
-                # Servers close idle connections when they like; this one may have been used
-                # before and closed while the request was on its way. Once, on a new one, then.
-                raise _StaleConnectionError from error
-            raise connection_failed(self._base_url, error) from error
-        if stream.finish is not None:
-            return self._finish(stream)  # only the usage or the end of the stream did not come
-        raise RemoteError(
-            RemoteIssue.STALLED,
-            f"No token came for {anyio.current_time() - begin:.0f} s."
-            if stream.answered_at is None
-            else f"The answer stood still for {self._stall_seconds:g} s and was given up.",
-        )
-
-    async def _read_answer(
-        self, response: "httpx.Response", stream: AnswerStream, scope: anyio.CancelScope
-    ) -> StopReason:
-        """Take in the events of an answer.
-
-        `scope` ends it when nothing but comments comes: a server that only keeps the connection
-        alive makes no progress.
-        """
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            raise RemoteError(
-                RemoteIssue.MISCONFIGURED,
-                f"{self._base_url} does not answer with a stream of events; is it an"
-                " OpenAI-compatible server?",
-            )
-        events, is_done = EventStream(), False
-        pieces = response.aiter_bytes().__aiter__()
-        while not stream.text.is_stopped:
-            piece = await anext(pieces, None)
-            try:
-                for data in events.finish() if piece is None else events.feed(piece):
-                    if data.strip() == "[DONE]":
-                        is_done = True
-                    elif not is_done:
-                        self._take(stream, json.loads(data))
-                        scope.deadline = anyio.current_time() + (
-                            self._stall_seconds if stream.finish is None else _USAGE_SECONDS
-                        )
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise RemoteError(
-                    RemoteIssue.FAILED,
-                    f"The endpoint sent nonsense in the middle of an answer"
-                    f" ({type(error).__name__}).",
-                ) from error
-            if piece is None:
-                break
-            if is_done:
-                # Read on to the end of the body, so that the connection can be used again.
-                scope.deadline = anyio.current_time() + _TAIL_SECONDS
-        return self._finish(stream)
-
-    def _take(self, stream: AnswerStream, chunk: Json) -> None:
-        """One event of an answer."""
-        if chunk.get("error"):
-            error = chunk["error"]
-            message = error.get("message") if isinstance(error, dict) else error
-            words = shown_words(message, self._key())
-            raise meaning_of_error_frame(error, words, stream.answered_at is not None)
-        stream.take(chunk, self._writer.estimated_prompt_tokens(stream.request))
-
-    async def _refused(
-        self, response: "httpx.Response", stream: AnswerStream
-    ) -> RemoteError | RejectedError | ParameterRefusedError:
-        """What a response that is no answer means; what it tells of the endpoint is kept."""
-        error = error_object(await read_body(response, _MAX_ERROR_BYTES))
-        asked = Asked(
-            self._base_url,
-            self.settings.key_source,
-            isinstance(stream.request.prompt, str),
-            self._writer.fits(stream.request, stream.max_tokens),
-            self._writer.can_do_without,
-        )
-        meaning = meaning_of_response(
-            response.status_code,
-            error,
-            shown_words(error.get("message"), self._key()),
-            response.headers.get("retry-after"),
-            asked,
-        )
-        if isinstance(meaning, NoCompletionsError):
-            self._takes_raw_prompts = False
-        if isinstance(meaning, TooBusyError) and meaning.pause_seconds is not None:
-            self._pause(meaning.pause_seconds)
-        return meaning
-
-    def _finish(self, stream: AnswerStream) -> StopReason:
-        """Why a stream that is over ended; never an invented stop (S5)."""
-        if stream.text.is_stopped:
-            return StopReason.STOP  # by a stop string that the server does not look for
-        if stream.finish is None:
-            if stream.answered_at is None and not self._writer.fits(
-                stream.request, stream.max_tokens
-            ):
-                # llama-cpp-python's server has sent its status by the time it finds out.
-                raise RejectedError(
-                    RejectionKind.CONTEXT_EXCEEDED,
-                    "The endpoint ended without an answer to a request that is too long for its"
-                    " context.",
-                )
-            # The body came to its proper end, so the server lives, and only this answer is lost.
-            raise RemoteError(
-                RemoteIssue.FAILED, "The endpoint ended the answer without a reason.", is_down=False
-            )
-        stream.close_text()
-        self._learn(stream)
-        return stream.finish
-
-    def _learn(self, stream: AnswerStream) -> None:
-        """Keep what an answer tells about the endpoint's counting."""
-        counts_pieces = stream.completion_tokens is None
-        if counts_pieces and not self._counts_pieces:
-            log.warning("remote.usage_absent", base_url=self._base_url)
-        self._counts_pieces = counts_pieces
-
     # -- the endpoint ---------------------------------------------------------------------------
 
     async def _try_out(self) -> None:
         """Ask for one small answer."""
-        finished = await self._trial(self._takes_raw_prompts)
+        finished = await self._trial(self._connection.takes_raw_prompts)
         if finished is None:
             finished = await self._trial(False)
         if finished is None:
             raise RemoteError(
                 RemoteIssue.MISCONFIGURED,
-                f"{self._base_url} answers neither chats nor raw prompts.",
+                f"{self._connection.base_url} answers neither chats nor raw prompts.",
             )
-        if not self._counts_pieces:
+        if not self._connection.counts_pieces:
             self._writer.characters_per_token = len(TRIAL_TEXT) / max(finished.prompt_tokens, 1)
         if finished.completion_tokens == 0:
             raise RemoteError(
@@ -632,47 +430,21 @@ class OpenAiEngine:
                     if isinstance(event, Finished):
                         return event
         except RejectedError as error:
-            if is_raw and not self._takes_raw_prompts:
+            if is_raw and not self._connection.takes_raw_prompts:
                 return None
             raise RemoteError(
                 RemoteIssue.FAILED, f"The endpoint refuses a trial request: {error}"
             ) from error
         return None
 
-    async def _look(self) -> Listing:
-        return await look(self._http, self._base_url, self.settings.model, self._headers)
-
-    @property
-    def _http(self) -> "httpx.AsyncClient":
-        if self._client is None:
-            raise EngineError(EngineFailure.CRASHED, "The engine was closed.")
-        return self._client
-
-    def _headers(self) -> dict[str, str]:
-        key = read_api_key(self.settings.api_key_file, self.settings.api_key_env, self._environ)
-        return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-    def _key(self) -> str:
-        """The API key, to be kept out of what is shown; "" when there is none to be read."""
-        with contextlib.suppress(RemoteError):
-            return self._headers().get("Authorization", "").removeprefix("Bearer ")
-        return ""
-
     def _go_down(self, error: RemoteError) -> None:
         """The endpoint cannot be used now: what waits is given back, and it is watched."""
         if self._model is None or self._is_closed:
             return
-        self._failure = error
-        self._refused_key = None
-        if error.issue in _NEEDS_CHANGE:
-            with contextlib.suppress(RemoteError):
-                self._refused_key = self._headers().get("Authorization", "")
-        log.warning("remote.went_down", base_url=self._base_url, issue=error.issue.value)
         for stream in list(self._waiting):
             stream.buffer.fail(RemoteError(error.issue, f"The endpoint is away now: {error}"))
             self._end(stream, StopReason.CANCELLED)
-        if self._recovery is None or self._recovery.done():
-            self._recovery = asyncio.create_task(self._recover(), name="remote-recovery")
+        self._watch.went_down(error)
 
     def _pause(self, seconds: float) -> None:
         """Ask for nothing for a while; what waits here may be answered elsewhere meanwhile."""
@@ -680,29 +452,6 @@ class OpenAiEngine:
         for stream in list(self._waiting):
             stream.buffer.fail(_left_alone())
             self._end(stream, StopReason.CANCELLED)
-
-    async def _recover(self) -> None:
-        """Ask a failed endpoint, with growing pauses, until it can be used."""
-        went_down_at = time.monotonic()
-        while True:
-            # Not reset by coming back, only by an answer: an endpoint whose list of models works
-            # and whose answers do not must not draw requests again and again (R1).
-            pause = self._first_retry_seconds * 2.0 ** min(self._failures_in_a_row, 16)
-            self._failures_in_a_row += 1
-            pause = min(pause, self._max_retry_seconds)
-            await asyncio.sleep(pause * self._rng.uniform(0.8, 1.0))
-            try:
-                is_same_key = self._refused_key == self._headers().get("Authorization", "")
-                is_early = time.monotonic() - went_down_at < self._max_retry_seconds
-                if self._refused_key is not None and is_same_key and is_early:
-                    continue
-                await self._look()
-            except RemoteError as error:
-                self._failure = error
-            else:
-                self._failure = None
-                log.info("remote.came_back", base_url=self._base_url)
-                return
 
 
 def _left_alone() -> RejectedError:

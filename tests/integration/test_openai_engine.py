@@ -465,7 +465,8 @@ async def test_requests_beyond_the_slots_wait_their_turn() -> None:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.01)
+        await until(lambda: most > 1)
+        await asyncio.sleep(0)  # a third one would show now
         at_once -= 1
         await good_answer(exchange)
 
