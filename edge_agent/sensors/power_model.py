@@ -7,6 +7,8 @@ operator with a meter sets their own.
 from dataclasses import dataclass
 from typing import Final
 
+from edge_agent.sensors.base import Coverage
+
 _BOARD_WATTS: Final = (
     # What the board calls itself contains this -> idle and fully busy watts.
     ("Raspberry Pi 5", 3.0, 12.0),
@@ -23,14 +25,27 @@ _CORE_IDLE_WATTS: Final = 1.5
 _CORE_MAX_WATTS: Final = 8.0
 """A virtual core's share of a server: about its part of the package's rated power."""
 
+# How far off each kind may be, known beforehand of no machine in particular: a straight line
+# between two measured points, a board of this name with unknown peripherals, a guess by cores.
+_METERED_ERROR: Final = 0.2
+_BOARD_ERROR: Final = 0.4
+_CORES_ERROR: Final = 0.75
+
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Linear in utilisation; `is_estimate` is False only when an operator measured it."""
+    """Linear in utilisation.
+
+    Attributes:
+        idle_watts, max_watts: when idle and when fully busy.
+        relative_error: what is known beforehand of the error, 0.4 meaning 40 %.
+        coverage: what part of the machine the figures stand for.
+    """
 
     idle_watts: float
     max_watts: float
-    is_estimate: bool = True
+    relative_error: float = _METERED_ERROR
+    coverage: Coverage = Coverage.BOARD
 
     def watts(self, utilisation_ratio: float) -> float:
         """Power at this utilisation, 0 to 1."""
@@ -45,5 +60,6 @@ def power_model(
         return PowerModel(idle_watts, max_watts)
     for name, idle, busy in _BOARD_WATTS:
         if name in hardware:
-            return PowerModel(idle, busy)
-    return PowerModel(_CORE_IDLE_WATTS * cpu_cores, _CORE_MAX_WATTS * cpu_cores)
+            return PowerModel(idle, busy, _BOARD_ERROR)
+    idle, busy = _CORE_IDLE_WATTS * cpu_cores, _CORE_MAX_WATTS * cpu_cores
+    return PowerModel(idle, busy, _CORES_ERROR, Coverage.PARTIAL)

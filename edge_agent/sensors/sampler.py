@@ -33,9 +33,10 @@ class PowerState:
     Attributes:
         power_watts: mean of about the last second; None when there is neither sensor nor model.
         source: where it comes from; None with it.
-        coverage: None for an estimate.
-        sample_hertz: how often the source is read.
-        age_seconds: since the last reading.
+        coverage, relative_error: of the source; None with it.
+        sample_hertz: how often the source is read; None with it.
+        age_seconds: since the last reading, or since the utilisation that an estimate goes by;
+            None with it.
     """
 
     power_watts: float | None
@@ -112,6 +113,7 @@ class PowerSampler:
         self._board_at = 0.0
         self._board_state = BoardState()
         self._utilisation = 0.0
+        self._utilisation_at = clock()
         self._engines: dict[str, int] = {}
         self._latest: Reading | None = None
         self._smoothed_watts: float | None = None
@@ -267,7 +269,7 @@ class PowerSampler:
 
     def saw_utilisation(self, ratio: float) -> None:
         """How busy the processor is, for the power model."""
-        self._utilisation = min(max(ratio, 0.0), 1.0)
+        self._utilisation, self._utilisation_at = min(max(ratio, 0.0), 1.0), self._clock()
 
     def engines_busy(self, requests: Mapping[str, int]) -> None:
         """From now on these engines have this many requests each; idle ones may be left out."""
@@ -305,9 +307,7 @@ class PowerSampler:
         with self._lock:
             reading, watts = self._latest, self._smoothed_watts
             if reading is None:
-                estimate = None if self._model is None else self._model.watts(self._utilisation)
-                source = None if estimate is None else PowerSource.ESTIMATE
-                return PowerState(estimate, source, None, None, None, None, "")
+                return self._estimate(now)
             period = max((sensor.period_seconds for sensor in self._chosen), default=None)
         return PowerState(
             power_watts=watts,
@@ -317,6 +317,20 @@ class PowerSampler:
             sample_hertz=None if not period else 1.0 / period,
             age_seconds=now - reading.measured_at,
             detail=reading.detail,
+        )
+
+    def _estimate(self, now: float) -> PowerState:
+        model = self._model
+        if model is None:
+            return PowerState(None, None, None, None, None, None, "")
+        return PowerState(
+            model.watts(self._utilisation),
+            PowerSource.ESTIMATE,
+            model.coverage,
+            model.relative_error,
+            1.0 / _MODEL_SECONDS,
+            now - self._utilisation_at,
+            f"{model.idle_watts:g} W idle to {model.max_watts:g} W busy, by utilisation",
         )
 
     def totals(self) -> EnergyTotals:

@@ -152,7 +152,11 @@ def test_power_of_every_board_names_its_source(board: Board) -> None:
     assert power.power_watts is not None
     assert power.power_watts > 0
     assert (power.source is PowerSource.ESTIMATE) is not is_measured
-    assert (power.coverage is not None) is is_measured
+    assert power.coverage is not None
+    assert power.relative_error is not None
+    assert (power.relative_error > 0.3) is not is_measured, "a guess has a wide error bar"
+    assert power.sample_hertz is not None
+    assert power.age_seconds is not None
     totals = sampler.totals()
     assert totals.total_joules > 0
     assert totals.requests_joules + totals.idle_joules == totals.total_joules
