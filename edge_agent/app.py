@@ -5,24 +5,24 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import anyio
 import structlog
 
 from edge_agent import __version__
+from edge_agent.agent import Agent
 from edge_agent.config import Settings
 from edge_agent.control import ControlServer
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.memory import available_bytes
 from edge_agent.errors import AgentError
-from edge_agent.identity import HostDescription, describe_host, user_name
-from edge_agent.lifecycle import AgentState, ModelPhase, agent_state
+from edge_agent.identity import HostDescription, describe_host
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
 from edge_agent.link.session import Introduction, LinkSession
 from edge_agent.reload import plan_reload
-from edge_agent.sensors.base import HostSample, PowerSource, Sensor
+from edge_agent.sensors.base import HostSample, Sensor
 from edge_agent.sensors.board import BoardSensor
 from edge_agent.sensors.energy_today import EnergyToday
 from edge_agent.sensors.host import HostSensor
@@ -30,13 +30,15 @@ from edge_agent.sensors.power_mode import read_power_mode
 from edge_agent.sensors.power_model import PowerModel, power_model
 from edge_agent.sensors.sampler import PowerSampler, board_sensors
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import HostedModel, PrepareModel
-from edge_agent.serving.models import Calibrate, MakeEngine, ModelHost
+from edge_agent.serving.hosted import PrepareModel
+from edge_agent.serving.loading import MakeEngine
+from edge_agent.serving.models import ModelHost
 from edge_agent.serving.orders import OrderDesk
 from edge_agent.serving.prepare import ModelPreparer
+from edge_agent.serving.speeds import Calibrate
 from edge_agent.serving.token_energy import TokenEnergy, measure_token_energy
 from edge_agent.serving.work import WorkDesk
-from edge_agent.status import StatusObject, StatusServer
+from edge_agent.status import StatusServer
 from edge_agent.systemd import feed_watchdog, notify_reloading, notify_systemd
 from edge_agent.telemetry import configure_logs
 from pointsman.v1 import fleet_pb2
@@ -45,182 +47,6 @@ log = structlog.get_logger()
 
 _FLUSH_SECONDS: Final = 2.0
 _ENERGY_SECONDS: Final = 1.0
-
-
-@dataclass(slots=True)
-class Agent:
-    """All parts of a running agent; `snapshot` is what `edge-agent status` shows."""
-
-    settings: Settings
-    host: HostDescription
-    power: PowerModel
-    models: ModelHost
-    desk: WorkDesk
-    link: LinkSession
-    sampler: PowerSampler
-    energy_today: EnergyToday
-    started_at: float
-    sample: HostSample | None = None
-    is_stopping: bool = False
-    reload_issues: list[str] = field(default_factory=list)
-
-    @property
-    def state(self) -> AgentState:
-        """What the agent is doing."""
-        return agent_state(
-            self.is_stopping,
-            self.desk.is_draining,
-            self.link.is_connected,
-            [model.phase for model in self.models.models.values()],
-        )
-
-    def is_healthy(self) -> bool:
-        """Whether every part can still say how it is; the event loop's own life is implied."""
-        try:
-            self.snapshot()
-        except Exception:
-            log.exception("agent.unhealthy")
-            return False
-        return True
-
-    def issues(self) -> list[str]:
-        """Named conditions that an operator should mend."""
-        found = [
-            f"{name}: {model.issue}"
-            for name, model in self.models.models.items()
-            if model.issue and model.phase in (ModelPhase.READY, ModelPhase.FAILED)
-        ]
-        if self.link.last_error and not self.link.is_connected:
-            found.append(f"controller_unreachable: {self.link.last_error}")
-        found += [
-            f"power_sensor_unreadable: {text.replace('AGENT_USER', user_name())}"
-            for text in self.sampler.unreadable
-        ]
-        if self.sampler.board.limits:
-            found.append(
-                f"throttled: {', '.join(self.sampler.board.limits)}; see edge-agent doctor"
-            )
-        found += self.reload_issues
-        if not self.models.models:
-            found.append("no_models: list at least one under [[models]] in the settings")
-        return found
-
-    def snapshot(self) -> StatusObject:
-        """The stable object of `edge-agent status --json`; keys are only ever added."""
-        sample = self.sample
-        return {
-            "state": self.state.value,
-            "node_id": self.settings.node_id,
-            "kind": self.settings.kind,
-            "agent_version": __version__,
-            "hardware": self.settings.hardware or self.host.hardware,
-            "uptime_seconds": round(time.monotonic() - self.started_at, 1),
-            "controller": {
-                "address": self.settings.controller.address,
-                "is_connected": self.link.is_connected,
-                "connected_seconds": self.link.connected_seconds,
-                "last_error": self.link.last_error,
-                "unacknowledged_completions": self.link.unacknowledged_completions,
-            },
-            "models": [_model_status(model) for model in self.models.models.values()],
-            "health": None if sample is None else _health_status(sample, self.sampler),
-            "memory": {
-                "budget_bytes": self.models.budget_bytes,
-                "reserved_bytes": self.models.reserved_bytes,
-            },
-            "energy": _energy_status(self.sampler, self.energy_today),
-            "requests": {
-                "running": self.desk.running_requests,
-                "completed": self.desk.completed_requests,
-                "failed": self.desk.failed_requests,
-                "energy_joules": self.desk.energy_joules,
-                "prefill_joules": self.desk.prefill_joules,
-                "decode_joules": self.desk.decode_joules,
-                "energy_source": _weakest(self.desk.energy_sources),
-                "recent": [
-                    {
-                        "request_id": completion.request_id,
-                        "model": completion.model,
-                        "outcome": completion.outcome.value,
-                        "completion_tokens": completion.completion_tokens,
-                        "total_seconds": round(completion.total_seconds, 3),
-                        "energy_joules": completion.energy_joules,
-                        "prefill_joules": completion.prefill_joules,
-                        "decode_joules": completion.decode_joules,
-                        "energy_source": _name(completion.energy_source),
-                        "message": completion.message,
-                    }
-                    for completion in self.desk.recent
-                ],
-            },
-            "issues": self.issues(),
-        }
-
-
-def _health_status(sample: HostSample, sampler: PowerSampler) -> StatusObject:
-    power = sampler.power()
-    return {
-        "cpu_utilisation_ratio": sample.cpu_utilisation_ratio,
-        "gpu_utilisation_ratio": sampler.gpu_utilisation_ratio,
-        "memory_available_bytes": sample.memory_available_bytes,
-        "temperature_celsius": sample.temperature_celsius,
-        "is_throttled": sample.is_throttled,
-        "limits": list(sampler.board.limits),
-        "power_watts": power.power_watts,
-        "power_source": _name(power.source),
-        "power_coverage": None if power.coverage is None else power.coverage.value,
-        "power_relative_error": power.relative_error,
-        "power_sample_hertz": power.sample_hertz,
-        "power_age_seconds": power.age_seconds,
-        "power_detail": power.detail,
-        "power_mode": sampler.board.power_mode or None,
-    }
-
-
-def _energy_status(sampler: PowerSampler, today: EnergyToday) -> StatusObject:
-    totals = sampler.totals()
-    return {
-        "today_joules": today.joules,
-        "total_joules": totals.total_joules,
-        "requests_joules": totals.requests_joules,
-        "idle_joules": totals.idle_joules,
-        "measured_seconds": totals.measured_seconds,
-        "estimated_seconds": totals.estimated_seconds,
-    }
-
-
-def _name(source: PowerSource | None) -> str:
-    return "none" if source is None else source.value
-
-
-def _weakest(sources: set[PowerSource]) -> str:
-    """The one source of a sum; a sum of several is no better than an estimate."""
-    return _name(next(iter(sources))) if len(sources) == 1 else PowerSource.ESTIMATE.value
-
-
-def _model_status(model: HostedModel) -> StatusObject:
-    stats = model.engine.stats() if model.engine else None
-    return {
-        "name": model.settings.name,
-        "phase": model.phase.value,
-        "issue": model.issue or None,
-        "slots": stats.slots if stats else model.settings.slots,
-        "busy_slots": stats.busy_slots if stats else 0,
-        "queued_requests": stats.queued_requests if stats else 0,
-        "context_tokens": model.loaded.context_tokens if model.loaded else None,
-        "resident_bytes": stats.resident_bytes if stats else None,
-        "reserved_bytes": model.reserved_bytes or None,
-        "is_pinned": model.is_pinned,
-        "progress_ratio": model.progress_ratio,
-        "power_mode": model.speeds.power_mode or None if model.speeds else None,
-        "prefill_joules_per_token": model.speeds.prefill_joules_per_token if model.speeds else None,
-        "decode_joules_per_token": model.speeds.decode_joules_per_token if model.speeds else None,
-        "prefill_tokens_per_second": model.speeds.prefill_rate if model.speeds else None,
-        "decode_tokens_per_second": model.speeds.decode_rate if model.speeds else None,
-        "saturated_decode_tokens_per_second": model.speeds.saturated_decode_rate
-        if model.speeds
-        else None,
-    }
 
 
 def make_llama_engine(settings: EngineSettings) -> InferenceEngine:

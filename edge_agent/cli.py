@@ -14,7 +14,14 @@ import click
 
 from edge_agent import __version__
 from edge_agent.config import Settings, load_settings
-from edge_agent.errors import EXIT_FAILED, EXIT_NOT_READY, EXIT_READY, AgentError, UsageError
+from edge_agent.errors import (
+    EXIT_FAILED,
+    EXIT_NOT_READY,
+    EXIT_NOT_RUNNING,
+    EXIT_READY,
+    AgentError,
+    UsageError,
+)
 
 
 class _Told(click.ClickException):
@@ -173,39 +180,56 @@ def run(
 def status(config: Path | None, data_dir: Path | None, as_json: bool, watch: bool) -> None:
     """Ask the running agent how it is; works with the controller away.
 
-    Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 not running, 4 running but not ready.
+    Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 not running, 4 running but not ready. With
+    --watch an agent that is away is waited for.
     """
+    settings = _load(config, data_dir=data_dir)
+    try:
+        if not watch:
+            sys.exit(_show_status(settings, as_json, is_watched=False))
+        while True:
+            try:
+                _show_status(settings, as_json, is_watched=True)
+            except _Told as away:  # being restarted, say
+                if not as_json:
+                    click.clear()
+                    click.echo(away.message)
+            sys.stdout.flush()
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_READY)
+
+
+def _show_status(settings: Settings, as_json: bool, is_watched: bool) -> int:
+    """Ask once and print; the exit code that the answer has."""
     from edge_agent.render import print_status
     from edge_agent.status import ask_status, exit_code_of
 
-    settings = _load(config, data_dir=data_dir)
     try:
-        while True:
-            answer = asyncio.run(ask_status(settings.socket_path))
-            if as_json:
-                click.echo(json.dumps(answer, ensure_ascii=False))
-            else:
-                if watch:
-                    click.clear()
-                print_status(answer)
-            if not watch:
-                sys.exit(exit_code_of(answer))
-            sys.stdout.flush()
-            time.sleep(1.0)
+        answer = asyncio.run(ask_status(settings.socket_path))
     except AgentError as error:
         if as_json:
-            state = "not_running" if error.exit_code == 3 else "failed"
+            is_away = error.exit_code == EXIT_NOT_RUNNING
+            state = "not_running" if is_away else "failed"
             click.echo(json.dumps({"state": state, "message": str(error)}))
         raise _Told(error) from error
-    except KeyboardInterrupt:
-        sys.exit(EXIT_READY)
+    if as_json:
+        click.echo(json.dumps(answer, ensure_ascii=False))
+    else:
+        if is_watched:
+            click.clear()
+        print_status(answer)
+    return exit_code_of(answer)
 
 
 @main.command()
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Check this device and say the exact fix for what is wrong."""
+    """Check this device and say the exact fix for what is wrong.
+
+    Exit codes: 0 nothing is wrong, 1 something will not work, 2 wrong usage, 4 only warnings.
+    """
     from edge_agent.doctor import examine
     from edge_agent.render import print_findings
 

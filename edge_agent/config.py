@@ -143,7 +143,7 @@ class ModelSettings:
         prompt_usd_per_token: price that routing counts.
         completion_usd_per_token: price that routing counts.
         request_usd: price that routing counts.
-        load_at_start: false loads it when an order or a request asks for it.
+        load_at_start: false leaves it unloaded until it is ordered (`models load`).
         is_pinned: never unloaded to make room or for being idle.
         prefix_reuse: whose held keys and values a prompt may start from: off, session (the same
             conversation), system (of others the whole system prompt, too) or any. A client can time

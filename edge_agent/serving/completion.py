@@ -39,6 +39,7 @@ class Completion:
             or when nobody can tell them apart.
         cached_prompt_tokens: of the prompt, held from an earlier turn and not read anew.
         total_seconds: from arrival at the node to the end.
+        ended_at: monotonic seconds; never leaves this process.
     """
 
     request_id: str
@@ -58,3 +59,4 @@ class Completion:
     prefill_joules: float | None = None
     decode_joules: float | None = None
     cached_prompt_tokens: int = 0
+    ended_at: float | None = None

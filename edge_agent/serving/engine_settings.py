@@ -1,12 +1,27 @@
 """How a model of the settings is run, here or by a remote server."""
 
+from dataclasses import replace
+from typing import Final
+
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, PrefixReuse
 from edge_agent.engine.openai import OpenAiSettings, Rates
+from edge_agent.errors import ModelError
 from edge_agent.identity import usable_cores
 from edge_agent.serving.hosted import PreparedModel
 
-_DEFAULT_CONTEXT_TOKENS = 4096
+_DEFAULT_CONTEXT_TOKENS: Final = 4096
+
+_IMMEDIATE: Final = frozenset(
+    {
+        "load_at_start",
+        "is_pinned",
+        "prompt_usd_per_token",
+        "completion_usd_per_token",
+        "request_usd",
+    }
+)
+"""Settings of a local model that change nothing of how it is run."""
 
 
 def local_engine_settings(model: ModelSettings, prepared: PreparedModel) -> EngineSettings:
@@ -61,3 +76,24 @@ def remote_engine_settings(model: ModelSettings) -> OpenAiSettings:
 def default_threads() -> int:
     """All cores but one, which stays with the agent (case P3)."""
     return max(1, usable_cores() - 1)
+
+
+def check_limits(model: ModelSettings) -> None:
+    """Refuse what an order asks for and no engine can do.
+
+    Raises:
+        ModelError: with the limits.
+    """
+    if not 1 <= model.slots <= 256:
+        raise ModelError(f"{model.name}: slots must be 1 to 256, not {model.slots}")
+    if not 0 <= model.context_tokens <= 1 << 20:
+        raise ModelError(
+            f"{model.name}: context_tokens must be 0 to {1 << 20}, not {model.context_tokens}"
+        )
+
+
+def runs_alike(one: ModelSettings, other: ModelSettings) -> bool:
+    """Whether going from one to the other changes nothing of how the model is run."""
+    if one.remote is not None or other.remote is not None:
+        return one == other  # whether it may be measured goes by its price
+    return replace(one, **{name: getattr(other, name) for name in _IMMEDIATE}) == other

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
+from edge_agent.engine.openai_endpoint import RemoteError
+from edge_agent.errors import AgentError, EngineError, EngineFailure, MemoryBudgetError
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
 
@@ -66,6 +68,8 @@ class HostedModel:
         progress_ratio: of the download, 0 to 1; None when nobody knows.
         reserved_bytes: what it is counted with in the memory budget; 0 while it has none.
         last_used_at: when it last had a request or was loaded, monotonic seconds.
+        gave_room_to: the model for which it was unloaded; empty when it was not, or is back.
+        failure: of its engine, now or at the last try; None while all is well.
         failures: loads that failed in a row.
         retry_at: not loaded by itself before this, monotonic seconds.
     """
@@ -83,6 +87,8 @@ class HostedModel:
     progress_ratio: float | None = None
     reserved_bytes: int = 0
     last_used_at: float = 0.0
+    gave_room_to: str = ""
+    failure: EngineFailure | None = None
     failures: int = 0
     retry_at: float = 0.0
 
@@ -144,3 +150,17 @@ def estimate_model_bytes(settings: EngineSettings) -> int | None:
         return estimate_bytes(describe_model_file(settings.model_path), settings)
     except ModelFileError:
         return None  # the engine will say what is wrong with it
+
+
+def issue_of(error: AgentError) -> str:
+    """A failed load as an issue: its name, a colon, and what an operator should know."""
+    if isinstance(error, RemoteError):
+        return f"{error.issue.value}: {error}"
+    if isinstance(error, EngineError):
+        name = (
+            "model_file_missing" if error.kind is EngineFailure.MISSING_FILE else error.kind.value
+        )
+        return f"{name}: {error}"
+    if isinstance(error, MemoryBudgetError):
+        return f"memory_budget: {error}"
+    return f"model_unavailable: {error}"

@@ -2,83 +2,54 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
 
 from edge_agent.config import ModelSettings, Settings
-from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
-from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
-from edge_agent.engine.openai_endpoint import RemoteError
+from edge_agent.engine.base import InferenceEngine
+from edge_agent.engine.failures import is_want_of_memory
+from edge_agent.engine.openai import OpenAiEngine
 from edge_agent.errors import (
     AgentError,
     EngineError,
-    EngineFailure,
-    MemoryBudgetError,
     ModelBusyError,
     ModelError,
     UnknownModelError,
 )
 from edge_agent.lifecycle import ModelPhase
-from edge_agent.serving.calibrations import KeptCalibrations, Speeds
-from edge_agent.serving.engine_settings import local_engine_settings, remote_engine_settings
+from edge_agent.serving.calibrations import KeptCalibrations
+from edge_agent.serving.engine_settings import check_limits, runs_alike
 from edge_agent.serving.hosted import (
     EstimateBytes,
     HostedModel,
-    PreparedModel,
     PrepareModel,
-    Report,
     estimate_model_bytes,
+    issue_of,
     new_hosted,
 )
-from edge_agent.serving.residency import NoRoom, Resident, budget_of, make_room
-from edge_agent.serving.token_energy import TokenEnergy
-
-__all__ = [
-    "Calibrate",
-    "HostedModel",
-    "MakeEngine",
-    "ModelHost",
-    "PrepareModel",
-    "PreparedModel",
-    "Report",
-    "Speeds",
-    "remote_engine_settings",
-]
+from edge_agent.serving.kept_orders import KeptOrder, KeptOrders, models_at_start, order_of
+from edge_agent.serving.loading import MakeEngine, MakeRemoteEngine, ModelLoader
+from edge_agent.serving.residency import budget_of
+from edge_agent.serving.speeds import Calibrate, MeasureEnergy, SpeedMeter
+from edge_agent.serving.unloading import Unloader
 
 log = structlog.get_logger()
-
-_CALIBRATION_METHOD: Final = 2
-"""Raised when speeds are measured in another way, so that kept ones are measured anew."""
 
 _RETRY_SECONDS: Final = (5.0, 15.0, 60.0)
 """Waits before a model that could not be loaded is tried again; the last one repeats."""
 
+_MEMORY_RETRY_SECONDS: Final = 30.0
+"""The least of those waits after a want of memory, which ends by others' giving some back (P13)."""
+
 _LOOK_SECONDS: Final = 0.25
 _QUIET_SECONDS: Final = 60.0
 """How long a measurement waits for running answers to end."""
-_MEASURING_SECONDS: Final = 300.0
 _LEAST_RESIDENCE_SECONDS: Final = 30.0
 """A request pushes out no model used within this time, or two would swap for ever (R10)."""
 _PREPARED_AT_ONCE: Final = 2
-
-MakeEngine = Callable[[EngineSettings], InferenceEngine]
-MakeRemoteEngine = Callable[[OpenAiSettings], OpenAiEngine]
-Calibrate = Callable[[InferenceEngine, int], Awaitable[Speeds]]
-MeasureEnergy = Callable[[InferenceEngine, int], Awaitable[TokenEnergy | None]]
-
-_IMMEDIATE: Final = frozenset(
-    {
-        "load_at_start",
-        "is_pinned",
-        "prompt_usd_per_token",
-        "completion_usd_per_token",
-        "request_usd",
-    }
-)
-"""Settings of a local model that change nothing of how it is run."""
 
 
 @dataclass(slots=True)
@@ -112,7 +83,10 @@ class ModelHost:
     power_mode: Callable[[], str] = lambda: ""
     clock: Callable[[], float] = time.monotonic
     models: dict[str, HostedModel] = field(init=False)
-    _calibrations: KeptCalibrations = field(init=False)
+    _orders: KeptOrders = field(init=False)
+    _speeds: SpeedMeter = field(init=False)
+    _loader: ModelLoader = field(init=False)
+    _unloader: Unloader = field(init=False)
     _changing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _preparing: asyncio.Semaphore = field(
         init=False, default_factory=lambda: asyncio.Semaphore(_PREPARED_AT_ONCE)
@@ -123,8 +97,25 @@ class ModelHost:
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.models = {model.name: new_hosted(model) for model in self.settings.models}
-        self._calibrations = KeptCalibrations(self.settings.data_dir / "calibrations.json")
+        folder = self.settings.data_dir
+        self._orders = KeptOrders(folder / "model-orders.json")
+        self.models = models_at_start(self.settings.models, self._orders.orders)
+        self._speeds = SpeedMeter(
+            KeptCalibrations(folder / "calibrations.json"),
+            self.calibrate,
+            self.measure_energy,
+            self.power_mode,
+        )
+        self._loader = ModelLoader(
+            self.make_engine, self.make_remote_engine, self.estimate, self._speeds
+        )
+        self._unloader = Unloader(
+            self.models,
+            lambda: self.budget_bytes,
+            lambda: self.settings.memory.drain_seconds,
+            self._say,
+            self.clock,
+        )
 
     # -- what goes on by itself -------------------------------------------------------------------
 
@@ -160,6 +151,7 @@ class ModelHost:
         if stats.busy_slots + stats.queued_requests:
             model.last_used_at = now
         model.reserved_bytes = max(model.reserved_bytes, stats.resident_bytes or 0)
+        model.failure = stats.failure
         phase = ModelPhase.READY if stats.is_ready else ModelPhase.FAILED
         template = model.loaded.template_issue if model.loaded else None
         issue = stats.issue or template or ""
@@ -171,7 +163,7 @@ class ModelHost:
             if self._unloading is None:
                 self._unloading = asyncio.create_task(self._unload_idle(model), name="unload-idle")
                 self._unloading.add_done_callback(self._unloaded)
-        elif self._is_measured_otherwise(model) and self._remeasuring is None:
+        elif self._is_to_be_remeasured(model) and self._remeasuring is None:
             self._remeasuring = asyncio.create_task(self._remeasure(model), name="remeasure")
             self._remeasuring.add_done_callback(self._remeasured)
 
@@ -181,6 +173,9 @@ class ModelHost:
         self, name: str, slots: int | None = None, context_tokens: int | None = None
     ) -> None:
         """Have a model loaded, measured and ready; an idle, unpinned one may have to make room.
+
+        Kept over restarts, as are the orders to unload and to pin, until the settings of the model
+        are edited.
 
         Args:
             name: in the settings, else in the catalogue.
@@ -202,9 +197,9 @@ class ModelHost:
             if context_tokens is None
             else context_tokens,
         )
-        _check_limits(wanted)
+        check_limits(wanted)
         if wanted != model.settings and (model.engine is not None or name in self._loading):
-            await self.unload(name)
+            await self._take_down(model)
         if model.engine is not None and not model.is_ready:
             async with self._changing:
                 pass  # it is being unloaded or measured; its restarts are the engine's own affair
@@ -220,6 +215,8 @@ class ModelHost:
                     self._tell()
                 raise
         model.is_wanted = True
+        made_room = [other for other in self.models.values() if other.gave_room_to == name]
+        self._keep({name: True, **{other.settings.name: False for other in made_room}})
 
     async def unload(self, name: str) -> None:
         """Let running answers end, for a while, then end the model's process.
@@ -228,13 +225,8 @@ class ModelHost:
             UnknownModelError: this node does not have it.
         """
         model = self._find(name)
-        model.is_wanted = False
-        loading = self._loading.get(name)
-        if loading is not None:
-            loading.cancel()
-            await asyncio.wait([loading], timeout=30.0)
-        async with self._changing:
-            await self._unload(model)
+        self._keep({name: False})
+        await self._take_down(model)
 
     def pin(self, name: str, is_pinned: bool) -> None:
         """Keep a model from being unloaded to make room or for being idle, or no longer.
@@ -242,7 +234,14 @@ class ModelHost:
         Raises:
             UnknownModelError: this node does not have it.
         """
-        self._find(name).is_pinned = is_pinned
+        model = self._find(name)
+        model.is_pinned = is_pinned
+        kept, listed = self._orders.orders.get(name), self._in_settings(name)
+        if kept is not None:
+            is_wanted = kept.is_wanted
+        else:  # one that a request has pushed out, say, is loaded at the next start all the same
+            is_wanted = listed.load_at_start if listed is not None else model.is_wanted
+        self._keep({name: is_wanted})
         self._tell()
 
     async def measure(self, name: str) -> None:
@@ -265,13 +264,13 @@ class ModelHost:
             model.is_measuring, model.phase = True, ModelPhase.LOADING
             try:
                 self._say(model, "waiting until its answers have ended")
-                if not await self._becomes_idle(model, _QUIET_SECONDS):
+                if not await self._unloader.becomes_idle(model, _QUIET_SECONDS):
                     raise ModelBusyError(
                         f"{name} was busy for {_QUIET_SECONDS:g} s, so it was not measured; try "
                         "when less is going on, or drain the node first"
                     )
                 self._say(model, "measuring its speed")
-                model.speeds = await self._speeds(model, engine, loaded, is_fresh=True)
+                model.speeds = await self._speeds.speeds_of(model, engine, loaded, is_fresh=True)
             finally:
                 model.is_measuring, model.phase = False, ModelPhase.READY
                 self._say(model, loaded.template_issue or "")
@@ -299,14 +298,15 @@ class ModelHost:
     async def apply(self, settings: Settings) -> None:
         """Go over to other settings: load what is new, unload what is gone, reload what differs.
 
-        Models that were ordered and are in no settings stay as they are.
+        Models that were ordered and are in no settings stay as they are, and so do orders about
+        models whose settings stay the same.
         """
         before = {model.name: model for model in self.settings.models}
         self.settings = settings
         after = {model.name: model for model in settings.models}
         for name in before.keys() - after.keys():
             if name in self.models:
-                await self.unload(name)
+                await self._take_down(self.models[name])
                 del self.models[name]
         for name, wanted in after.items():
             model = self.models.get(name)
@@ -315,11 +315,13 @@ class ModelHost:
                 continue
             if wanted == before.get(name):
                 continue
-            if not _runs_alike(model.settings, wanted):
-                await self.unload(name)
+            if not runs_alike(model.settings, wanted):
+                await self._take_down(model)
                 model.is_wanted, model.retry_at, model.failures = wanted.load_at_start, 0.0, 0
                 model.prepared = model.loaded = model.speeds = None
             model.settings, model.is_pinned = wanted, wanted.is_pinned
+        edited = before.keys() | after.keys()
+        self._orders.put({n: None for n in edited if before.get(n) != after.get(n)})
         self._tell()
 
     async def next_change(self, seconds: float) -> None:
@@ -366,58 +368,37 @@ class ModelHost:
             model.progress_ratio = progress_ratio
             self._say(model, text)
 
-        engines: list[InferenceEngine] = []
         try:
             report("asking the remote endpoint" if model.is_remote else "preparing the model file")
             async with self._preparing:
-                model.prepared = await self.prepare(model.settings.name, report)
+                model.prepared = prepared = await self.prepare(model.settings.name, report)
             async with self._changing:
-                await self._load_prepared(model, model.prepared, idle_since, report, engines)
+
+                async def room_for(needed_bytes: int) -> None:
+                    await self._unloader.make_room(model, needed_bytes, idle_since)
+
+                model.engine = await self._loader.load(model, prepared, room_for, report)
+                self._loaded(model)
         except AgentError as error:
-            await self._give_up(model, engines, _issue_of(error))
+            self._give_up(model, issue_of(error), error)
             raise
         except asyncio.CancelledError:
-            for engine in engines:
-                await engine.close()
-            model.engine, model.reserved_bytes, model.progress_ratio = None, 0, None
+            model.reserved_bytes, model.progress_ratio = 0, None
             model.phase, model.issue = ModelPhase.UNLOADED, ""
             self._tell()
             raise
         except Exception as error:
             log.exception("model.load_failed", model=model.settings.name)
             issue = f"model_load_failed: {type(error).__name__}"
-            await self._give_up(model, engines, issue)
+            self._give_up(model, issue)
             raise ModelError(f"{issue}; the agent's log says more") from error
 
-    async def _load_prepared(
-        self,
-        model: HostedModel,
-        prepared: PreparedModel,
-        idle_since: float | None,
-        report: Report,
-        engines: list[InferenceEngine],
-    ) -> None:
-        engine: InferenceEngine
-        if model.is_remote:
-            report("trying out the remote endpoint")
-            engine = self.make_remote_engine(remote_engine_settings(model.settings))
-        else:
-            settings = local_engine_settings(model.settings, prepared)
-            needed = await asyncio.to_thread(self.estimate, settings) or 0
-            await self._make_room(model, needed, idle_since)
-            report("loading")
-            model.reserved_bytes = needed
-            engine = self.make_engine(settings)
-        engines.append(engine)
-        model.loaded = await engine.load()
-        model.reserved_bytes = max(model.reserved_bytes, model.loaded.resident_bytes or 0)
-        # What it really takes may be more than the estimate.
-        await self._make_room(model, model.reserved_bytes, idle_since)
-        report("measuring its speed")
-        model.speeds = await self._speeds(model, engine, model.loaded)
-        model.engine = engine
+    def _loaded(self, model: HostedModel) -> None:
+        assert model.loaded is not None
+        assert model.speeds is not None
         model.phase, model.issue = ModelPhase.READY, model.loaded.template_issue or ""
-        model.progress_ratio, model.failures = None, 0
+        model.progress_ratio, model.failures, model.gave_room_to = None, 0, ""
+        model.failure = None
         model.last_used_at = self.clock()
         log.info(
             "model.loaded",
@@ -428,173 +409,65 @@ class ModelHost:
         )
         self._tell()
 
-    async def _give_up(
-        self, model: HostedModel, engines: list[InferenceEngine], issue: str
-    ) -> None:
-        for engine in engines:
-            await engine.close()
+    def _give_up(self, model: HostedModel, issue: str, error: AgentError | None = None) -> None:
         model.reserved_bytes, model.progress_ratio = 0, None
+        engine_error = error if isinstance(error, EngineError) else None
+        model.failure = None if engine_error is None else engine_error.kind
         if model.is_wanted:
             model.phase, model.issue = ModelPhase.FAILED, issue
             pause = _RETRY_SECONDS[min(model.failures, len(_RETRY_SECONDS) - 1)]
+            if is_want_of_memory(engine_error):
+                pause = max(pause, _MEMORY_RETRY_SECONDS)
             model.failures += 1
             model.retry_at = self.clock() + pause
         else:  # whoever asked is told; nobody else misses it
             model.phase, model.issue = ModelPhase.UNLOADED, ""
-        log.error("model.failed", model=model.settings.name, issue=issue)
-        self._tell()
-
-    async def _make_room(
-        self, model: HostedModel, needed_bytes: int, idle_since: float | None
-    ) -> None:
-        residents = [
-            Resident(
-                name,
-                other.reserved_bytes,
-                other.is_pinned,
-                other.engine is None or other.is_measuring or other.has_requests,
-                other.last_used_at,
-            )
-            for name, other in self.models.items()
-            if other is not model and other.reserved_bytes
-        ]
-        room = make_room(
-            model.settings.name, needed_bytes, self.budget_bytes, residents, idle_since
+        log.error(
+            "model.failed",
+            model=model.settings.name,
+            issue=issue,
+            stderr_tail=[] if engine_error is None else engine_error.stderr_tail.splitlines(),
         )
-        if isinstance(room, NoRoom):
-            raise MemoryBudgetError(room.message)
-        for name in room.evict:
-            log.info("model.makes_room", model=name, room_for=model.settings.name)
-            self.models[name].is_wanted = False
-            await self._unload(self.models[name])
+        self._tell()
 
     async def _unload_idle(self, model: HostedModel) -> None:
         async with self._changing:
             if not model.has_requests:
                 log.info("model.was_idle", model=model.settings.name)
                 model.is_wanted = False
-                await self._unload(model)
+                await self._unloader.unload(model)
 
     def _unloaded(self, task: "asyncio.Task[None]") -> None:
         self._unloading = None
         if not task.cancelled() and task.exception() is not None:
             log.error("model.not_unloaded", exc_info=task.exception())
 
-    async def _unload(self, model: HostedModel) -> None:
-        """Take nothing new, let what runs end, end the process; the caller holds `_changing`."""
-        engine = model.engine
-        model.phase, model.progress_ratio = ModelPhase.UNLOADED, None
-        if engine is not None:
-            self._say(model, "letting its running answers end")
-            if not await self._becomes_idle(model, self.settings.memory.drain_seconds):
-                log.warning("model.unloaded_busy", model=model.settings.name)
-            await engine.close()
-            model.engine = None
-        model.reserved_bytes = 0
-        self._say(model, "")
-
-    async def _becomes_idle(self, model: HostedModel, seconds: float) -> bool:
-        end = self.clock() + seconds
-        while model.has_requests:
-            if self.clock() >= end:
-                return False
-            await asyncio.sleep(0.05)
-        return True
+    async def _take_down(self, model: HostedModel) -> None:
+        """Unload a model, wherever it is in its life, and want it no more."""
+        model.is_wanted = False
+        loading = self._loading.get(model.settings.name)
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait([loading], timeout=30.0)
+        async with self._changing:
+            await self._unloader.unload(model)
 
     # -- speeds -----------------------------------------------------------------------------------
 
-    async def _speeds(
-        self,
-        model: HostedModel,
-        engine: InferenceEngine,
-        loaded: LoadedModel,
-        is_fresh: bool = False,
-    ) -> Speeds:
-        """Measured before under the same conditions, or measured now and kept."""
-        declared = Rates()
-        measured = engine
-        if isinstance(engine, OpenAiEngine):
-            if engine.known_rates is not None:
-                return Speeds(*engine.known_rates, engine_version=loaded.engine_version)
-            declared = engine.settings.declared
-            measured = engine.for_measuring()
-        mode = "" if model.is_remote else self.power_mode()
-        key = self._calibration_key(model, loaded, mode)
-        speeds = None if is_fresh else self._calibrations.find(key)
-        if speeds is None:
-            try:
-                speeds = await asyncio.wait_for(
-                    self.calibrate(measured, loaded.slots), _MEASURING_SECONDS
-                )
-            except asyncio.TimeoutError as error:
-                raise EngineError(
-                    EngineFailure.STALLED,
-                    f"measuring its speed took longer than {_MEASURING_SECONDS:g} s",
-                ) from error
-            speeds = replace(
-                speeds,
-                measured_slots=loaded.slots,
-                engine_version=loaded.engine_version,
-                power_mode=mode,
-            )
-            energy = None
-            if self.measure_energy is not None and not model.is_remote:
-                energy = await self.measure_energy(engine, loaded.slots)
-            if energy is not None:
-                speeds = replace(
-                    speeds,
-                    load_watts=energy.load_watts,
-                    prefill_joules_per_token=energy.prefill_joules_per_token,
-                    decode_joules_per_token=energy.decode_joules_per_token,
-                )
-            self._calibrations.keep(key, speeds)
-        return replace(
-            speeds,
-            prefill_rate=declared.prefill or speeds.prefill_rate,
-            decode_rate=declared.decode or speeds.decode_rate,
-            saturated_decode_rate=declared.saturated_decode or speeds.saturated_decode_rate,
-        )
-
-    def _calibration_key(self, model: HostedModel, loaded: LoadedModel, power_mode: str) -> str:
-        """All that a measured speed depends on."""
-        assert model.prepared is not None
-        conditions = [
-            f"method={_CALIBRATION_METHOD}",
-            model.prepared.digest,
-            loaded.engine_version,
-            f"slots={model.settings.slots}",
-        ]
-        if not model.is_remote:
-            settings = local_engine_settings(model.settings, model.prepared)
-            conditions += [
-                f"threads={settings.threads}",
-                f"gpu={settings.gpu_layers}",
-                f"share={settings.cpu_share_ratio:g}",
-                f"context={settings.context_tokens}",
-                f"power={power_mode}",
-            ]
-        return "/".join(conditions)
-
-    def _is_measured_otherwise(self, model: HostedModel) -> bool:
+    def _is_to_be_remeasured(self, model: HostedModel) -> bool:
         """Whether its speeds hold for another power mode than the board has now."""
-        return (
-            model.is_ready
-            and not model.is_remote
-            and model.speeds is not None
-            and model.speeds.power_mode != self.power_mode()
-            and self.clock() >= model.retry_at
-        )
+        is_due = model.is_ready and self.clock() >= model.retry_at
+        return is_due and not self._speeds.hold_now(model)
 
     async def _remeasure(self, model: HostedModel) -> None:
         """Take what was measured in this power mode before, or measure between requests."""
         mode = self.power_mode()
         model.retry_at = self.clock() + _RETRY_SECONDS[-1]
-        if model.loaded is not None:
-            kept = self._calibrations.find(self._calibration_key(model, model.loaded, mode))
-            if kept is not None:
-                model.speeds, model.retry_at = kept, 0.0
-                self._tell()
-                return
+        kept = self._speeds.kept_for_now(model)
+        if kept is not None:
+            model.speeds, model.retry_at = kept, 0.0
+            self._tell()
+            return
         log.info("model.power_mode_changed", model=model.settings.name, power_mode=mode)
         await self.measure(model.settings.name)
 
@@ -602,6 +475,19 @@ class ModelHost:
         self._remeasuring = None
         if not task.cancelled() and task.exception() is not None:
             log.warning("model.not_remeasured", reason=str(task.exception()))
+
+    # -- orders that outlive the agent ------------------------------------------------------------
+
+    def _in_settings(self, name: str) -> ModelSettings | None:
+        return next((entry for entry in self.settings.models if entry.name == name), None)
+
+    def _keep(self, is_wanted: dict[str, bool]) -> None:
+        """Note what an order has come to, for the next start."""
+        changes: dict[str, KeptOrder | None] = {
+            name: order_of(self.models[name], wanted, self._in_settings(name))
+            for name, wanted in is_wanted.items()
+        }
+        self._orders.put(changes)
 
     # -- telling ----------------------------------------------------------------------------------
 
@@ -621,32 +507,3 @@ class ModelHost:
         self._changed.set()
         self._changed = asyncio.Event()
         self.on_change()
-
-
-def _check_limits(model: ModelSettings) -> None:
-    if not 1 <= model.slots <= 256:
-        raise ModelError(f"{model.name}: slots must be 1 to 256, not {model.slots}")
-    if not 0 <= model.context_tokens <= 1 << 20:
-        raise ModelError(
-            f"{model.name}: context_tokens must be 0 to {1 << 20}, not {model.context_tokens}"
-        )
-
-
-def _runs_alike(one: ModelSettings, other: ModelSettings) -> bool:
-    """Whether going from one to the other changes nothing of how the model is run."""
-    if one.remote is not None or other.remote is not None:
-        return one == other  # whether it may be measured goes by its price
-    return replace(one, **{name: getattr(other, name) for name in _IMMEDIATE}) == other
-
-
-def _issue_of(error: AgentError) -> str:
-    if isinstance(error, RemoteError):
-        return f"{error.issue.value}: {error}"
-    if isinstance(error, EngineError):
-        name = (
-            "model_file_missing" if error.kind is EngineFailure.MISSING_FILE else error.kind.value
-        )
-        return f"{name}: {error}"
-    if isinstance(error, MemoryBudgetError):
-        return f"memory_budget: {error}"
-    return f"model_unavailable: {error}"

@@ -5,7 +5,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import structlog
@@ -353,6 +353,7 @@ class WorkDesk:
         )
 
     def _close(self, completion: Completion) -> None:
+        completion = replace(completion, ended_at=time.monotonic())
         self.recent.appendleft(completion)
         if completion.outcome is Outcome.FAILED:
             self.failed_requests += 1

@@ -15,7 +15,8 @@ from edge_agent.app import run
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
 from edge_agent.engine.base import InferenceEngine
 from edge_agent.engine.fake import FakeEngine
-from edge_agent.serving.models import PreparedModel, Speeds
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.hosted import PreparedModel
 from edge_agent.telemetry import configure_logs
 
 

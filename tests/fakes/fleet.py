@@ -22,7 +22,8 @@ from edge_agent.config import ControllerSettings, ModelSettings
 from edge_agent.config import Settings as AgentSettings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
-from edge_agent.serving.models import PreparedModel, Speeds
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.hosted import PreparedModel
 from edge_agent.status import StatusObject, ask_status
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 

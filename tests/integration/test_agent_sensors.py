@@ -10,12 +10,14 @@ import pytest
 
 from edge_agent.app import run
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
-from edge_agent.engine.base import InferenceEngine
+from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.render import print_status
 from edge_agent.sensors.base import Sensor
 from edge_agent.sensors.jetson import JetsonSensor
-from edge_agent.serving.models import PreparedModel, Speeds
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.hosted import PreparedModel
 from edge_agent.status import ask_status
 from tests.fixtures.sysfs.boards import orin_nano, write
 
@@ -29,7 +31,10 @@ async def calibrate(engine: InferenceEngine, slots: int) -> Speeds:
 
 
 async def status_of_agent(
-    folder: Path, sensors: list[Sensor], is_enough: Callable[[dict[str, Any]], bool]
+    folder: Path,
+    sensors: list[Sensor],
+    is_enough: Callable[[dict[str, Any]], bool],
+    make_engine: Callable[[EngineSettings], FakeEngine] = FakeEngine,
 ) -> dict[str, Any]:
     stop, ready = asyncio.Event(), asyncio.Event()
     settings = Settings(
@@ -46,7 +51,7 @@ async def status_of_agent(
             stop,
             ready.set,
             prepare,
-            FakeEngine,
+            make_engine,
             calibrate,
             lambda settings: sensors,
         )
@@ -83,7 +88,7 @@ def test_measured_power_and_its_energy_are_shown(
     assert energy["estimated_seconds"] == 0
     print_status(status)
     shown = capsys.readouterr().out
-    assert "8.1 W (ina3221, board)" in shown
+    assert "8.1 W (ina3221, board, ±5 %)" in shown
     assert "100 % of the time measured" in shown
 
 
@@ -104,5 +109,23 @@ def test_agent_whose_sensors_raise_starts_and_estimates(tmp_path: Path) -> None:
         status_of_agent(tmp_path, [Broken()], lambda status: bool(status["energy"]["total_joules"]))
     )
     assert status["health"]["power_source"] == "estimate"
-    assert status["health"]["power_coverage"] is None
+    assert status["health"]["power_relative_error"] > 0.3
+    assert status["health"]["power_coverage"] in ("board", "partial")
+    assert status["health"]["power_age_seconds"] >= 0
     assert status["energy"]["measured_seconds"] == 0
+
+
+def test_board_whose_memory_is_in_pieces_says_that_it_needs_a_reboot(tmp_path: Path) -> None:
+    """P14."""
+
+    def fragmented(settings: EngineSettings) -> FakeEngine:
+        error = EngineError(EngineFailure.GPU_MEMORY_FRAGMENTED, "NvMap refused; drop the caches")
+        return FakeEngine(settings, load_failure=error)
+
+    status = asyncio.run(
+        status_of_agent(tmp_path, [], lambda status: status["needs_reboot"], fragmented)
+    )
+    assert status["memory"]["largest_free_block_bytes"] != 0
+    (model,) = status["models"]
+    assert model["issue"] == "gpu_memory_fragmented: NvMap refused; drop the caches"
+    assert any(issue.startswith("reboot_needed: ") for issue in status["issues"])

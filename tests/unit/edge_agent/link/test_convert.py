@@ -16,8 +16,9 @@ from edge_agent.link.convert import (
 )
 from edge_agent.sensors.base import HostSample
 from edge_agent.sensors.power_model import PowerModel
+from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.models import HostedModel, PreparedModel, Speeds
+from edge_agent.serving.hosted import HostedModel, PreparedModel
 from pointsman.v1 import fleet_pb2, types_pb2
 
 HOST = HostDescription("Board", 4, 8_000_000_000, "Linux")

@@ -14,7 +14,7 @@ from edge_agent.sensors.base import Coverage, HostSample, NoData, PowerSource, R
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerSampler
 from edge_agent.serving.completion import Completion
-from edge_agent.serving.models import HostedModel
+from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from pointsman.v1 import types_pb2
 from tests.fakes.waiting import until

@@ -30,6 +30,7 @@ from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
 from edge_agent.serving.hosted import HostedModel, PreparedModel, Report
 from edge_agent.serving.models import ModelHost
+from edge_agent.serving.speeds import MeasureEnergy
 from edge_agent.serving.token_energy import TokenEnergy
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from tests.fakes.waiting import until
@@ -76,6 +77,9 @@ class Bench:
     measured: list[str] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
     gate: asyncio.Event | None = None
+    measure_energy: MeasureEnergy | None = None
+    available_bytes: int = 1 << 60
+    total_bytes: int = 1 << 60
 
     def __post_init__(self) -> None:
         self.host = ModelHost(
@@ -85,6 +89,9 @@ class Bench:
             self.calibrate,
             lambda: None,
             estimate=lambda settings: ESTIMATES[settings.model_path.stem],
+            available_bytes=self.available_bytes,
+            total_bytes=self.total_bytes,
+            measure_energy=self.measure_energy,
             power_mode=lambda: self.mode,
             clock=lambda: self.now,
         )
@@ -349,13 +356,11 @@ async def test_another_power_mode_is_measured_anew_once(tmp_path: Path) -> None:
 
 
 async def test_joules_of_a_token_are_measured_with_the_speed(tmp_path: Path) -> None:
-    made = Bench(tmp_path, (model("a"),))
-
     async def measure_energy(engine: InferenceEngine, slots: int) -> TokenEnergy | None:
         assert slots == 2
         return TokenEnergy(0.1, 0.5, 12.0)
 
-    made.host.measure_energy = measure_energy
+    made = Bench(tmp_path, (model("a"),), measure_energy=measure_energy)
     async with running(made):
         await until(lambda: made["a"].is_ready)
     speeds = made["a"].speeds
@@ -384,10 +389,49 @@ async def test_new_settings_add_remove_and_reload_models(tmp_path: Path) -> None
         assert not kept.stats().is_ready
 
 
+async def test_what_an_order_pushed_out_stays_out_over_a_restart(tmp_path: Path) -> None:
+    made = Bench(tmp_path, (model("a"), model("b")))
+    async with running(made):
+        await until(lambda: made["a"].is_ready and made["b"].is_ready)
+        made["a"].last_used_at, made["b"].last_used_at = 500.0, 400.0
+        await made.host.load("c", slots=1)
+        made.host.pin("a", True)
+    async with running(Bench(tmp_path, (model("a"), model("b")))) as again:
+        await until(lambda: again["a"].is_ready and again["c"].is_ready)
+        assert again.phases() == {"a": READY, "b": UNLOADED, "c": READY}
+        assert again["a"].is_pinned
+        assert again.engines["c"].settings.slots == 1
+        edited = replace(again.host.settings, models=(model("a"), model("b", slots=1)))
+        await again.host.unload("c")
+        await again.host.apply(edited)
+        await until(lambda: again["b"].is_ready)
+    async with running(Bench(tmp_path, (model("a"), model("b", slots=1)))) as third:
+        assert set(third.host.models) == {"a", "b"}
+        await until(lambda: third["a"].is_ready and third["b"].is_ready)
+        assert third["a"].is_pinned
+
+
+async def test_what_a_request_or_idleness_unloaded_is_loaded_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    memory = MemorySettings(budget_bytes=100 * MIB, idle_seconds=300.0)
+    made = Bench(tmp_path, (model("a"), model("c"), model("b", load_at_start=False)), memory)
+    async with running(made):
+        await until(lambda: made["a"].is_ready and made["c"].is_ready)
+        made.now += 31.0
+        made.ask("b")
+        await until(lambda: made.completions)
+        made["b"].last_used_at = made.now  # the desk goes by the real clock
+        made.now += 301.0
+        await until(lambda: set(made.phases().values()) == {UNLOADED})
+    again = Bench(tmp_path, made.models, memory)
+    assert {name for name, found in again.host.models.items() if found.is_wanted} == {"a", "c"}
+
+
 @pytest.mark.parametrize(
     ("memory", "budget"),
     [
-        (MemorySettings(), 7 << 30),
+        (MemorySettings(reserve_bytes=1 << 30), 7 << 30),
         (MemorySettings(budget_ratio=0.25), 4 << 30),
         (MemorySettings(budget_bytes=5), 5),
         (MemorySettings(reserve_bytes=1 << 40), 0),
@@ -396,12 +440,7 @@ async def test_new_settings_add_remove_and_reload_models(tmp_path: Path) -> None
 def test_budget_is_given_else_a_share_else_what_is_free(
     tmp_path: Path, memory: MemorySettings, budget: int
 ) -> None:
-    made = Bench(tmp_path, (), replace(memory, reserve_bytes=memory.reserve_bytes or 1 << 30))
-    made.host.available_bytes, made.host.total_bytes = 8 << 30, 16 << 30
-    if memory == MemorySettings():
-        made.host.settings = replace(
-            made.host.settings, memory=MemorySettings(reserve_bytes=1 << 30)
-        )
+    made = Bench(tmp_path, (), memory, available_bytes=8 << 30, total_bytes=16 << 30)
     assert made.host.budget_bytes == budget
 
 

@@ -13,7 +13,9 @@ from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
 from edge_agent.errors import EngineError, EngineFailure, SourcesFailedError
 from edge_agent.lifecycle import ModelPhase
-from edge_agent.serving.models import HostedModel, ModelHost, PreparedModel, Speeds
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.hosted import HostedModel, PreparedModel
+from edge_agent.serving.models import ModelHost
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +40,7 @@ class Bench:
     calibrate_failure: Exception | None = None
     engines: list[FakeEngine] = field(default_factory=list)
     calibrations: int = 0
+    gate: asyncio.Event | None = None
     changes: int = 0
     told: list[str] = field(default_factory=list)
     host: ModelHost = field(init=False)
@@ -66,6 +69,8 @@ class Bench:
 
     async def calibrate(self, engine: InferenceEngine, slots: int) -> Speeds:
         self.calibrations += 1
+        if self.gate is not None:
+            await self.gate.wait()
         if self.calibrate_failure is not None:
             raise self.calibrate_failure
         return SPEEDS
@@ -166,6 +171,22 @@ async def test_model_that_cannot_be_had_is_an_issue_and_its_engine_is_closed(
         assert not any(engine.stats().is_ready for engine in made.engines)
 
 
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [(EngineFailure.CRASHED, 5.0), (EngineFailure.OUT_OF_MEMORY, 30.0)],
+)
+async def test_model_that_wants_memory_is_left_alone_for_longer(
+    tmp_path: Path, kind: EngineFailure, seconds: float
+) -> None:
+    """Case P13: its node cools down for it."""
+    made = Bench(tmp_path, load_failure=EngineError(kind, "why"))
+    made.host.clock = lambda: 1000.0
+    async with running(made):
+        await until(lambda: made.model().phase is ModelPhase.FAILED)
+        assert made.model().failure is kind
+        assert made.model().retry_at == 1000.0 + seconds
+
+
 async def test_state_of_a_loaded_engine_is_followed_both_ways(tmp_path: Path) -> None:
     async with running(Bench(tmp_path)) as made:
         await until(lambda: made.model().is_ready)
@@ -174,21 +195,17 @@ async def test_state_of_a_loaded_engine_is_followed_both_ways(tmp_path: Path) ->
         await until(lambda: made.model().phase is ModelPhase.FAILED)
         assert "signal 9" in made.model().issue
         assert made.changes == changes + 1
+        assert made.model().failure is EngineFailure.CRASHED
         made.engines[0].recover()
         await until(lambda: made.model().is_ready)
         assert made.model().issue == ""
+        assert made.model().failure is None
         assert made.changes == changes + 2
 
 
 async def test_stopping_while_a_model_loads_closes_its_engine(tmp_path: Path) -> None:
-    made = Bench(tmp_path)
-    never = asyncio.Event()
-
-    async def calibrate(engine: InferenceEngine, slots: int) -> Speeds:
-        await never.wait()
-        return SPEEDS
-
-    made.host.calibrate = calibrate
+    made = Bench(tmp_path, gate=asyncio.Event())
     async with running(made):
-        await until(lambda: made.engines and made.engines[0].stats().is_ready)
+        await until(lambda: made.calibrations)
+        assert made.engines[0].stats().is_ready
     assert not made.engines[0].stats().is_ready

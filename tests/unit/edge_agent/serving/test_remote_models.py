@@ -10,7 +10,10 @@ from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
 from edge_agent.engine.openai_endpoint import RemoteError, RemoteIssue
 from edge_agent.lifecycle import ModelPhase
-from edge_agent.serving.models import ModelHost, PreparedModel, Speeds, remote_engine_settings
+from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.engine_settings import remote_engine_settings
+from edge_agent.serving.hosted import PreparedModel
+from edge_agent.serving.models import ModelHost
 from edge_agent.serving.prepare import ModelPreparer
 
 REMOTE = RemoteSettings(

@@ -14,7 +14,7 @@ from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.models import HostedModel
+from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from tests.fakes.waiting import until
 
