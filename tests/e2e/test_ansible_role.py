@@ -4,7 +4,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,13 +185,14 @@ def renamed_release(wheelhouse: Path, folder: Path, release: str, **changed: str
 def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network(
     control: Control, wheelhouse: Path, smollm2: Path, tmp_path: Path
 ) -> None:
-    """The life of an agent on one host (field failures O1, O2, O6).
+    """The life of an agent on one host (field failures O1, O2, O4, O6).
 
     1. Wheels for another Python are refused, with the remedy, before anything changes.
     2. The agent is installed, runs under systemd, is connected, and answers a request.
     3. A second run changes nothing.
     4. The agent is back after the host was rebooted.
-    5. Another release is installed beside the first, and is the one that runs.
+    5. Another release is installed beside the first, and is the one that runs; no answer that has
+       begun meanwhile is cut.
     6. `absent` removes all but the data and the user; `purge` removes those too.
     """
     host = control.host
@@ -234,8 +237,11 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
     # 5
     running_before = host.run("systemctl show -P MainPID edge-agent").stdout
     newer = renamed_release(wheelhouse, tmp_path / "newer", "99.0-newer")
-    upgraded = control.playbook(edge_agent_wheelhouse=str(newer))
+    with answered_meanwhile(control) as answers:
+        upgraded = control.playbook(edge_agent_wheelhouse=str(newer))
     assert upgraded.returncode == 0, upgraded.output
+    assert any(answer.returncode == 0 for answer in answers), answers[-1].stderr
+    assert not [answer.stderr for answer in answers if answer.returncode and answer.stdout]
     main_pid = host.run("systemctl show -P MainPID edge-agent").stdout.strip()
     assert main_pid != running_before.strip()
     assert "/versions/99.0-newer/" in host.run(f"cat /proc/{main_pid}/cmdline").stdout
@@ -256,6 +262,39 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
     assert purged.returncode == 0, purged.output
     assert host.run("ls -d /var/lib/edge-agent").returncode != 0
     assert host.run("id edge-agent").returncode != 0
+
+
+@contextmanager
+def answered_meanwhile(control: Control) -> Iterator[list["subprocess.CompletedProcess[str]"]]:
+    """Ask for one answer after the other during the block; how each of them ended.
+
+    One that is refused has no text; one that is cut has some, and an error.
+    """
+    command = [str(COMMANDS / "edge-controller"), "infer", "Count: one, two,", "--model", MODEL]
+    command += ["--max-tokens", "80", "--controller", control.address]
+    command += ["--ca-file", str(control.ca_file)]
+    answers: list[subprocess.CompletedProcess[str]] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            answers.append(
+                subprocess.run(
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=STATUS_DEADLINE_SECONDS,
+                    check=False,
+                )
+            )
+
+    asking = threading.Thread(target=ask, name="asking")
+    asking.start()
+    try:
+        yield answers
+    finally:
+        is_over.set()
+        asking.join(2 * STATUS_DEADLINE_SECONDS)
 
 
 def assert_ready_and_connected(control: Control) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jinja2
 import yaml
+from jinja2.nativetypes import NativeEnvironment
 
 from edge_agent.config import MemorySettings, RemoteSettings, load_settings
 
@@ -20,6 +21,17 @@ def test_every_public_variable_is_described_and_has_its_stated_default() -> None
     stated = {name: option["default"] for name, option in options.items()}
     assert stated == load("defaults/main.yml")
     assert all(option["description"] for option in options.values())
+
+
+def test_agent_joins_the_groups_of_sensors_and_gpus_that_a_host_has() -> None:
+    """Case D13."""
+    wanted = load("defaults/main.yml")["edge_agent_supplementary_groups"]
+    assert {"video", "render"} <= set(wanted)
+    user = next(task for task in load("tasks/install.yml") if "ansible.builtin.user" in task)
+    template = NativeEnvironment().from_string(user["ansible.builtin.user"]["groups"].strip())
+    host = {"getent_group": {"video": ["x", "44", ""], "audio": ["x", "29", ""]}}
+    joined = template.render(edge_agent_supplementary_groups=wanted, ansible_facts=host)
+    assert joined == ["video"]
 
 
 def test_every_model_setting_that_is_described_is_written_to_the_settings_file() -> None:
