@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from edge_agent.build_fit import compare_features, maps_gpu_memory_virtually
 from edge_agent.config import ModelSettings, Settings
-from edge_agent.cpu_features import compare_features
+from edge_agent.engine.memory import largest_free_block_bytes
 from edge_agent.errors import AgentError, NotRunningError, UnknownModelError, UsageError
 from edge_agent.identity import describe_host, user_name
+from edge_agent.sensors.jetson import is_jetson
 from edge_agent.status import ask_status
 from edge_agent.tls_check import check_certificate
 
@@ -28,6 +30,10 @@ _REBUILD: Final = (
     "CMAKE_ARGS=-DGGML_NATIVE=on pip install --no-cache-dir --force-reinstall "
     "--no-binary llama-cpp-python llama-cpp-python, on this device"
 )
+_JETSON_REBUILD: Final = _REBUILD.replace(
+    "-DGGML_NATIVE=on", "'-DGGML_CUDA=on -DGGML_CUDA_NO_VMM=on -DCMAKE_CUDA_ARCHITECTURES=87'"
+)
+_AGENT_FIX: Final = "edge-agent status, and its log: journalctl -u edge-agent"
 _DEVICES: Final = (
     "dev/dri/renderD*",
     "dev/nvidia[0-9]*",
@@ -101,7 +107,7 @@ async def _check_engine(settings: Settings) -> list[Finding]:
             process.kill()
     if process.returncode == 0:
         version, _, system_info = out.decode(errors="replace").strip().partition("\n")
-        return _judge_build(version, system_info)
+        return judge_build(version, system_info)
     if process.returncode == -4:  # SIGILL
         return [
             Finding(
@@ -116,12 +122,24 @@ async def _check_engine(settings: Settings) -> list[Finding]:
     return [Finding("engine", "error", text, "pip install pointsman[agent]")]
 
 
-def _judge_build(version: str, system_info: str) -> list[Finding]:
-    """Case P9: a build for another processor may run for a while before it dies of it."""
+def judge_build(version: str, system_info: str, root: Path = Path("/")) -> list[Finding]:
+    """What the engine's build makes of this machine.
+
+    A build for another processor may run for a while before it dies of it (case P9), and one with
+    CUDA's virtual memory until the board's memory is short (case P11).
+
+    Args:
+        version: of llama-cpp-python.
+        system_info: llama.cpp's line of features.
+        root: of the file system that is read; tests give a captured tree.
+    """
     try:
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        cpuinfo = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         cpuinfo = ""
+    if is_jetson(root) and maps_gpu_memory_virtually(system_info):
+        text = "llama.cpp was built with CUDA's virtual memory, which fails early on a Jetson"
+        return [Finding("engine", "warning", text, _JETSON_REBUILD)]
     fit = compare_features(system_info, cpuinfo)
     if fit.lacking:
         text = f"llama.cpp was built for a CPU with {', '.join(fit.lacking)}, which this one lacks"
@@ -227,7 +245,11 @@ async def _check_endpoint(model: ModelSettings) -> list[Finding]:
         text = f"{model.name}: others can read the API key in {key_file}"
         findings.append(Finding("remote", "warning", text, f"chmod 600 {key_file}"))
     has_key = bool(remote.api_key_file or remote.api_key_env)
-    if has_key and remote.base_url.startswith("http://") and not _is_loopback(remote.base_url):
+    if (
+        has_key
+        and remote.base_url.startswith("http://")
+        and not is_loopback(urlsplit(remote.base_url).hostname or "")
+    ):
         text = f"{model.name}: the API key goes to {remote.base_url} unencrypted"
         findings.append(Finding("remote", "warning", text, "use https in base_url"))
 
@@ -246,14 +268,17 @@ async def _check_endpoint(model: ModelSettings) -> list[Finding]:
     return [*findings, Finding("remote", "ok", text)]
 
 
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to this host stays on this machine."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _check_memory(settings: Settings) -> list[Finding]:
     memory = psutil.virtual_memory()
     text = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    largest = largest_free_block_bytes()
+    if largest is not None:
+        text += f", the largest free block has {largest / 2**20:.3g} MiB"
     if memory.available < 400_000_000:
         return [Finding("memory", "warning", text, "stop other programs, or serve a smaller model")]
     return [Finding("memory", "ok", text), *await asyncio.to_thread(_check_budget, settings)]
@@ -394,7 +419,11 @@ async def _check_controller(settings: Settings) -> list[Finding]:
             )
         ]
     writer.close()
-    return [Finding("controller", "ok", f"{controller.address} answers, unencrypted")]
+    text = f"{controller.address} answers, unencrypted"
+    if is_loopback(host.strip("[]")):
+        return [Finding("controller", "ok", text)]
+    fix = "start the controller without --insecure, set [controller] ca_file, and insecure = false"
+    return [Finding("controller", "warning", text, fix)]
 
 
 async def _check_agent(settings: Settings) -> list[Finding]:
@@ -402,6 +431,12 @@ async def _check_agent(settings: Settings) -> list[Finding]:
         status = await ask_status(settings.socket_path)
     except NotRunningError:
         return [Finding("agent", "warning", "the agent is not running", "edge-agent run")]
-    found = [Finding("agent", "ok", f"running, {status['state']}")]
-    found += [Finding("agent", "warning", issue) for issue in status.get("issues", ())]
+    text = f"running, {status['state']}"
+    if status["state"] == "ready":
+        found = [Finding("agent", "ok", text)]
+    else:
+        found = [Finding("agent", "warning", text, _AGENT_FIX)]
+    for issue in status.get("issues", ()):
+        told, _, fix = issue.partition("; fix: ")
+        found.append(Finding("agent", "warning", told, fix or _AGENT_FIX))
     return found

@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
-from edge_agent.doctor import Finding, examine, examine_devices
+from edge_agent.doctor import Finding, examine, examine_devices, is_loopback, judge_build
 from edge_agent.status import StatusServer
+from tests.fixtures.sysfs.boards import orin_nano, write, x86_vm
 
 pytestmark = pytest.mark.anyio
 
@@ -111,6 +112,22 @@ async def test_controller_that_answers_is_ok(settings: Settings) -> None:
     assert "edge-controller serve" in away.fix
 
 
+def test_unencrypted_is_well_on_this_machine_only() -> None:
+    assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1"))
+    assert not any(is_loopback(host) for host in ("", "controller.example", "10.0.0.127", "::"))
+
+
+def test_cuda_build_with_virtual_memory_is_a_warning_on_a_jetson(tmp_path: Path) -> None:
+    """Case P11."""
+    info = "CUDA : ARCHS = 870 | USE_GRAPHS = 1 | CPU : NEON = 1 | "
+    (warning,) = judge_build("0.3", info, write(tmp_path / "jetson", orin_nano()))
+    assert warning.level == "warning"
+    assert "-DGGML_CUDA_NO_VMM=on" in warning.fix
+    mended = info.replace("USE_GRAPHS", "NO_VMM = 1 | USE_GRAPHS")
+    assert judge_build("0.3", mended, tmp_path / "jetson")[0].level == "ok"
+    assert judge_build("0.3", info, write(tmp_path / "server", x86_vm()))[0].level == "ok"
+
+
 @pytest.mark.parametrize("address", ["controller.example", "host:http", ":1", "host:99999"])
 async def test_address_that_cannot_be_one_is_told_as_such(settings: Settings, address: str) -> None:
     wrong = replace(settings, controller=ControllerSettings(address))
@@ -127,13 +144,20 @@ async def test_authority_file_that_is_not_there_is_told(settings: Settings) -> N
 
 
 async def test_running_agent_is_asked_and_its_issues_are_passed_on(settings: Settings) -> None:
-    status = {"state": "degraded", "issues": ["model_file_missing: small"]}
+    issues = ["model_file_missing: small", "power_sensor_unreadable: rapl: no; fix: chmod it"]
+    status = {"state": "degraded", "issues": issues}
     server = StatusServer(settings.socket_path, lambda: status)
     await server.start()
-    running, issue = await findings_of(settings, "agent")
+    running, issue, sensor = await findings_of(settings, "agent")
+    status["state"], status["issues"] = "ready", []
+    ready = await finding_of(settings, "agent")
     await server.close()
-    assert (running.level, running.text) == ("ok", "running, degraded")
+    assert (running.level, running.text) == ("warning", "running, degraded")
     assert (issue.level, issue.text) == ("warning", "model_file_missing: small")
+    assert "journalctl" in running.fix
+    assert "journalctl" in issue.fix
+    assert (sensor.text, sensor.fix) == ("power_sensor_unreadable: rapl: no", "chmod it")
+    assert (ready.level, ready.text) == ("ok", "running, ready")
 
 
 @pytest.mark.parametrize("failure", [OSError("the disk is gone"), KeyError("the disk is gone")])

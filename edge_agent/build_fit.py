@@ -1,4 +1,4 @@
-"""Whether llama.cpp's build suits this processor (pure)."""
+"""Whether llama.cpp's build suits this machine (pure)."""
 
 import re
 from dataclasses import dataclass
@@ -63,3 +63,13 @@ def compare_features(system_info: str, cpuinfo: str) -> BuildFit:
         tuple(sorted(built - there)),
         tuple(name for name in _WORTH_HAVING if name in there and name not in built),
     )
+
+
+def maps_gpu_memory_virtually(system_info: str) -> bool:
+    """Whether it is a CUDA build that takes GPU memory by CUDA's virtual memory management.
+
+    On Jetson Orin such builds have been refused memory that was free
+    (https://github.com/ggml-org/llama.cpp/issues/4680); GGML_CUDA_NO_VMM leaves it out.
+    """
+    cuda = re.search(r"CUDA : ([^:]*)", system_info)
+    return cuda is not None and re.search(r"\bNO_VMM = 1\b", cuda[1]) is None

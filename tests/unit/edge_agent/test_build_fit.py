@@ -1,6 +1,6 @@
 """Builds beside processors."""
 
-from edge_agent.cpu_features import BuildFit, compare_features
+from edge_agent.build_fit import BuildFit, compare_features, maps_gpu_memory_virtually
 
 PI_4 = "processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\n"
 PI_5 = "processor\t: 0\nFeatures\t: fp asimd evtstrm fphp asimdhp asimddp\n"
@@ -27,3 +27,15 @@ def test_build_with_avx512_dies_on_a_pc_without() -> None:
 def test_what_nobody_tells_is_no_finding() -> None:
     assert compare_features("", PC) == compare_features("CPU : AVX = 1", "") == BuildFit((), ())
     assert compare_features("CPU : AVX2 = 1 | NEWNESS = 1", PC).lacking == ()
+
+
+CPU = "CPU : NEON = 1 | ARM_FMA = 1 | "
+CUDA = "CUDA : ARCHS = 870 | USE_GRAPHS = 1 | PEER_MAX_BATCH_SIZE = 128 | "
+CUDA_NO_VMM = "CUDA : ARCHS = 870 | NO_VMM = 1 | USE_GRAPHS = 1 | "
+
+
+def test_cuda_build_with_virtual_memory_is_told_from_one_without() -> None:
+    """Case P11."""
+    assert maps_gpu_memory_virtually(CUDA + CPU)
+    assert not maps_gpu_memory_virtually(CUDA_NO_VMM + CPU)
+    assert not maps_gpu_memory_virtually(CPU)
