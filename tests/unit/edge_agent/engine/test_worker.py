@@ -220,6 +220,23 @@ def test_a_long_prompt_is_read_beside_the_answers_of_others() -> None:
     assert rig.text("talker") == "A" * 40
 
 
+def test_prompts_that_end_go_before_a_long_one_but_not_for_ever() -> None:
+    """R17: a short one comes with every step; its first token is there one step later."""
+    rig = Rig({"a": b"A", "b": b"B"}, slots=2)
+    rig.ask("long", "b" + "x" * 150 + "|")
+    rig.worker.step()
+    shorts = 0
+    while not rig.text("long"):
+        rig.ask(f"short-{shorts}", "a" + "x" * 20 + "|", max_tokens=1)
+        rig.worker.step()
+        assert rig.text(f"short-{shorts}") == "A"
+        shorts += 1
+        assert shorts < 20
+    assert shorts > 4
+    # Alone, or beside no more of the long one than it has itself, until that one ends too.
+    assert max(rig.model.batch_sizes[1:shorts]) <= 2 * 22
+
+
 def test_max_tokens_and_the_end_of_the_context_end_with_length() -> None:
     rig = Rig({"a": b"A" * 500}, context_tokens=50)
     rig.ask("limited", "a|", max_tokens=7)
