@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from controller.commands.asking import CommandFailedError, Wrong
+
+if TYPE_CHECKING:
+    from controller.experiments.conditions import Plan
 
 
 @click.group()
@@ -145,6 +149,133 @@ def drlm(
     click.echo(loads(results.rows))
     if results.targets:
         click.echo(claims(results.targets))
+    for path in written:
+        click.echo(str(path), err=True)
+
+
+def _of_conditions(command: click.Command) -> click.Command:
+    """What the experiments on conditions have in common."""
+    for option in reversed(
+        (
+            click.option(
+                "--artifacts",
+                type=click.Path(exists=True, file_okay=False, path_type=Path),
+                required=True,
+                help="Folder of learned policies, as `edge-controller train` or `experiment drlm` "
+                "writes them.",
+            ),
+            click.option(
+                "--inputs",
+                type=click.Path(exists=True, file_okay=False, path_type=Path),
+                help="As `edge-controller fit --simulation-inputs` writes them; synthetic ones "
+                "without.",
+            ),
+            click.option(
+                "--out",
+                type=click.Path(file_okay=False, path_type=Path),
+                required=True,
+                help="Gets results.json, table.csv and tables.md.",
+            ),
+            click.option("--scenario", default="drlm", show_default=True),
+            click.option("--requests", type=click.IntRange(min=1), default=200, show_default=True),
+            click.option(
+                "--rate",
+                type=click.FloatRange(min=0, min_open=True),
+                default=1.0,
+                show_default=True,
+                help="Arrivals a second.",
+            ),
+            click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True),
+            click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+        )
+    ):
+        option(command)
+    return command
+
+
+@click.command()
+def weights(
+    artifacts: Path,
+    inputs: Path | None,
+    out: Path,
+    scenario: str,
+    requests: int,
+    rate: float,
+    runs: int,
+    seed: int,
+) -> None:
+    """Put more and more weight on energy and on money, and see who heeds it."""
+    from controller.experiments.conditions import weights_plan
+    from controller.experiments.runs import Load
+
+    plan = weights_plan(Load(requests, rate))
+    _compare_conditions(plan, artifacts, inputs, out, scenario, range(seed, seed + runs))
+
+
+@click.command()
+@click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="How long a node that fails goes on being sent requests.",
+)
+def churn(
+    lease_seconds: float,
+    artifacts: Path,
+    inputs: Path | None,
+    out: Path,
+    scenario: str,
+    requests: int,
+    rate: float,
+    runs: int,
+    seed: int,
+) -> None:
+    """Let nodes fail and come back at random, more and more often."""
+    from controller.experiments.conditions import churn_plan
+    from controller.experiments.runs import Load
+
+    plan = churn_plan(Load(requests, rate), lease_seconds)
+    _compare_conditions(plan, artifacts, inputs, out, scenario, range(seed, seed + runs))
+
+
+experiment.add_command(_of_conditions(weights))
+experiment.add_command(_of_conditions(churn))
+
+
+def _compare_conditions(
+    plan: "Plan", artifacts: Path, inputs: Path | None, out: Path, scenario: str, seeds: range
+) -> None:
+    from controller.experiments.condition_report import condition_tables, write_condition_report
+    from controller.experiments.conditions import NothingLearned, run_plan
+    from controller.experiments.origin import origin_of
+    from controller.simulator.inputs import (
+        InputsError,
+        load_inputs,
+        scenario_of,
+        synthetic_inputs,
+    )
+    from controller.simulator.scenario_file import ScenarioError, read_scenario
+
+    try:
+        cluster = read_scenario(scenario)
+        given = load_inputs(inputs) if inputs else synthetic_inputs(cluster)
+        judged = scenario_of(cluster, given.part(given.is_held_out))
+        with _Bars() as bars:
+            results = run_plan(
+                plan,
+                judged,
+                seeds,
+                artifacts,
+                origin_of(cluster, given),
+                lambda done, total, what: bars.show(plan.name, done, total, what),
+            )
+        written = write_condition_report(results, out)
+    except (ScenarioError, InputsError, NothingLearned) as error:
+        raise Wrong(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
+    click.echo(condition_tables(results))
     for path in written:
         click.echo(str(path), err=True)
 

@@ -71,7 +71,7 @@ def simulate(
 ) -> None:
     """Simulate a policy on a cluster described in a file, nodes that fail and join included."""
     from controller.experiments.contenders import LEARNED_POLICIES, Contender, trained
-    from controller.experiments.runs import Load, mean_figures, run_all
+    from controller.experiments.runs import Circumstances, Load, mean_figures, run_all
     from controller.routing.policies import BrokenPolicy, UnknownPolicy, warm_up
     from controller.routing.problem import ProblemError
     from controller.simulator.inputs import (
@@ -101,7 +101,7 @@ def simulate(
             contender,
             load,
             range(seed, seed + runs),
-            tuple(outages_of(cluster.events, lease_seconds)),
+            Circumstances(outages=tuple(outages_of(cluster.events, lease_seconds))),
             artifacts,
         )
     except (ScenarioError, InputsError, WorkloadError, UnknownPolicy, ProblemError) as error:

@@ -5,13 +5,11 @@ import json
 import math
 import multiprocessing
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +17,8 @@ import numpy as np
 
 from controller import __version__
 from controller.experiments.contenders import LEARNED_POLICIES, Contender
-from controller.experiments.runs import METRICS, Load, RunFigures, run_all
+from controller.experiments.origin import origin_of
+from controller.experiments.runs import METRICS, Circumstances, Load, RunFigures, run_all
 from controller.experiments.statistics import Difference, paired_difference
 from controller.routing.policies import warm_up
 from controller.routing.ppo.observation import DRLM_WEIGHTS
@@ -251,7 +250,7 @@ def run_experiment(
     ]
     comparisons = compared(runs, contenders, design)
     return Results(
-        _made_with(setting, contenders, design, cluster, inputs, digest, started),
+        _made_with(setting, contenders, design, cluster, inputs, started),
         runs,
         rows,
         comparisons,
@@ -277,7 +276,9 @@ def _run_unit(contender: Contender, load: Load, design: Design) -> list[RunFigur
     if contender.policy not in LEARNED_POLICIES:
         warm_up([contender.policy])
     outages = tuple(outages_of(cluster.events, design.unnoticed_seconds))
-    return run_all(scenario, contender, load, design.seeds, outages, artifacts)
+    return run_all(
+        scenario, contender, load, design.seeds, Circumstances(outages=outages), artifacts
+    )
 
 
 def _run_units(
@@ -497,32 +498,11 @@ def _made_with(
     design: Design,
     cluster: ClusterDescription,
     inputs: SimulationInputs,
-    digest: str,
     started: float,
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "versions": {
-            "pointsman": __version__,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("numpy", "numba")},
-        },
-        "machine": {
-            "system": platform.system(),
-            "architecture": platform.machine(),
-            "cores": os.cpu_count(),
-        },
-        "setting": {
-            "scenario": cluster.name,
-            "nodes": int(cluster.group_of_node.size),
-            "configurations": len(cluster.models),
-            "pairs_with_classes": len(inputs.pairs),
-            "destinations": int(cluster.destinations[0].size),
-            "inputs": inputs.source,
-            "inputs_sha256": digest,
-            "queries": inputs.queries,
-            "held_out_queries": int(inputs.is_held_out.sum()),
-        },
+        **origin_of(cluster, inputs),
         "design": {
             **asdict(design),
             "arrivals": Path(design.arrivals).name,

@@ -3,13 +3,13 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from controller.experiments.drlm import COMPARED, Comparison, Results, Row, Target
 from controller.experiments.runs import METRICS
+from controller.experiments.text_files import without_nan, write_texts
 
 _UNITS = {
     "reward": "reward",
@@ -34,7 +34,6 @@ def write_report(results: Results, folder: Path) -> list[Path]:
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     whole = {
         **results.made_with,
         "rows": [asdict(row) for row in results.rows],
@@ -48,18 +47,12 @@ def write_report(results: Results, folder: Path) -> list[Path]:
     }
     texts = {
         # NaN is no JSON: what was not served has no figures.
-        "results.json": json.dumps(_without_nan(whole), indent=1, allow_nan=False) + "\n",
+        "results.json": json.dumps(without_nan(whole), indent=1, allow_nan=False) + "\n",
         "table.csv": rows_csv(results.rows),
         "comparisons.csv": comparisons_csv(results.comparisons),
         "tables.md": tables(results),
     }
-    written = []
-    for name, text in texts.items():
-        partial = folder / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, folder / name)
-        written.append(folder / name)
-    return written
+    return write_texts(folder, texts)
 
 
 def tables(results: Results) -> str:
@@ -188,13 +181,3 @@ def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
         values = [getattr(each.difference, name) for name in parts]
         writer.writerow([each.policy, each.against, each.requests, each.rate, each.metric, *values])
     return target.getvalue()
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value

@@ -10,6 +10,7 @@ import numpy as np
 
 from controller.experiments.contenders import Contender, policy_of
 from controller.routing.ppo.observation import DRLM_WEIGHTS
+from controller.simulator.churn import Churn, random_outages
 from controller.simulator.runner import Outage, Outcome, simulate
 from controller.simulator.scenario import Scenario
 from controller.simulator.workload import (
@@ -41,6 +42,33 @@ class Load:
     requests: int
     rate: float
     arrivals: str = "poisson"
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """Under what a run is done, besides its load; the defaults are DRLM's.
+
+    Attributes:
+        weights: quality, cost, energy and time of the objective.
+        outages: the same in every run.
+        churn: further ones, drawn anew in every run, but alike for every policy.
+    """
+
+    weights: tuple[float, float, float, float] = DRLM_WEIGHTS
+    outages: tuple[Outage, ...] = ()
+    churn: Churn | None = None
+
+    def outages_of(self, nodes: int, last_arrival: float, seed: int) -> list[Outage]:
+        """Of the run with this seed, until well after its last arrival."""
+        found = list(self.outages)
+        if self.churn is not None:
+            rng = np.random.default_rng((seed, 2))
+            found += random_outages(nodes, self.churn, last_arrival + _AFTER_SECONDS, rng)
+        return found
+
+
+_AFTER_SECONDS: Final = 600.0
+"""How long after the last arrival nodes still come and go; requests have long ended by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +184,7 @@ def run_all(
     contender: Contender,
     load: Load,
     seeds: range,
-    outages: tuple[Outage, ...] = (),
+    circumstances: Circumstances | None = None,
     artifacts: Path | None = None,
 ) -> list[RunFigures]:
     """A run for each seed; equal seeds give every contender the same arrivals and luck.
@@ -166,6 +194,7 @@ def run_all(
         UnknownPolicy: the contender's policy does not exist.
     """
     policy = policy_of(contender, artifacts)
+    given = circumstances or Circumstances()
     found = []
     for seed in seeds:
         workload = workload_for(load, scenario, seed)
@@ -173,10 +202,10 @@ def run_all(
             scenario,
             workload,
             policy,
-            np.array(DRLM_WEIGHTS),
+            np.array(given.weights),
             seed=seed,
             window=contender.window,
-            outages=outages,
+            outages=given.outages_of(scenario.nodes, float(workload.arrivals[-1]), seed),
         )
         found.append(figures_of(outcome, scenario, seed))
     return found

@@ -1,0 +1,120 @@
+"""Policies under other weights and on a fleet that comes and goes."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from controller.cli import main
+from controller.experiments.condition_report import condition_tables, write_condition_report
+from controller.experiments.conditions import (
+    NothingLearned,
+    churn_plan,
+    mixed_weights,
+    run_plan,
+    weights_plan,
+)
+from controller.experiments.runs import Load
+from controller.routing.ppo.artifact import PolicyArtifact
+from controller.routing.ppo.observation import CANDIDATE_FEATURES, DRLM_WEIGHTS
+from controller.simulator.inputs import scenario_of, synthetic_inputs
+from controller.simulator.scenario_file import read_scenario
+from controller.storage.policy_files import save_policy
+
+CLUSTER = read_scenario("drlm")
+SCENARIO = scenario_of(CLUSTER, synthetic_inputs(CLUSTER, 0, 60))
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set policy that adds nothing to the one-step reward: greedy under any weights."""
+    inputs, hidden = len(CANDIDATE_FEATURES), 2
+
+    def zeros(*shape: int) -> np.ndarray:
+        return np.zeros(shape, dtype=np.float32)
+
+    weights = {"input_mean": zeros(inputs), "input_deviation": zeros(inputs) + 1}
+    shapes = {
+        "candidate.0": (hidden, inputs),
+        "candidate.2": (hidden, hidden),
+        "context": (hidden, 2 * hidden),
+        "score_candidate": (hidden, hidden),
+        "score_context": (hidden, hidden),
+        "score": (1, hidden),
+    }
+    for name, shape in shapes.items():
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = zeros(*shape), zeros(shape[0])
+    weights["reward_gain"] = np.array(1.0, dtype=np.float32)
+    low = zeros(inputs)
+    folder = tmp_path_factory.mktemp("policies")
+    save_policy(folder / "ppo-set", PolicyArtifact("set", weights, low - 1e6, low + 1e6, None, {}))
+    return folder
+
+
+def test_weights_add_up_and_none_on_the_others_is_drlms() -> None:
+    assert mixed_weights() == pytest.approx(DRLM_WEIGHTS)
+    assert sum(mixed_weights(energy=0.25, cost=0.25)) == pytest.approx(1.0)
+    assert mixed_weights(energy=0.4)[2] == 0.4
+
+
+def test_weight_on_energy_or_money_saves_it_where_the_policy_heeds_weights(artifacts: Path) -> None:
+    results = run_plan(weights_plan(Load(12, 1.0)), SCENARIO, range(2), artifacts, {})
+    means = {(row.condition, row.policy): row.means for row in results.rows}
+    base, set_policy = "DRLM's weights", "ppo-set"
+    for name, quantity in (("energy 0.5", "energy_joules"), ("money 0.5", "cost_usd")):
+        assert means[name, set_policy][quantity] < means[base, set_policy][quantity]
+        # It looks at quality and latency alone, whatever it is told.
+        assert means[name, "greedy-reward"][quantity] == means[base, "greedy-reward"][quantity]
+    by_row = {(row.condition, row.policy): row.differences for row in results.rows}
+    assert by_row[base, set_policy] == {}
+    assert by_row["energy 0.5", set_policy]["energy_joules"].change < 0.0
+
+
+def test_nodes_that_fail_cost_requests_that_are_routed_again(artifacts: Path) -> None:
+    plan = churn_plan(Load(60, 2.0), lease_seconds=5.0)
+    results = run_plan(plan, SCENARIO, range(1), artifacts, {})
+    calm, _, often = (condition.name for condition in plan.conditions)
+    for row in results.rows:
+        if row.condition == calm:
+            assert row.means["served_ratio"] == 1.0
+            assert row.means["requeued"] == 0.0
+        assert (row.differences == {}) == (row.policy == "greedy-reward")
+    lost = [
+        row.means["requeued"] + row.means["failed"]
+        for row in results.rows
+        if row.condition == often
+    ]
+    assert max(lost) > 0.0
+
+
+def test_files_and_table_have_every_row(artifacts: Path, tmp_path: Path) -> None:
+    results = run_plan(weights_plan(Load(3, 1.0)), SCENARIO, range(1), artifacts, {"given": 1})
+    write_condition_report(results, tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert (found["given"], found["experiment"]) == (1, "weights")
+    assert len(found["rows"]) == len(found["runs"]) == len(results.rows)
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(results.rows)
+    assert condition_tables(results).count("| ppo-set |") == len(results.plan.conditions)
+
+
+def test_a_folder_without_policies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NothingLearned, match="edge-controller train"):
+        run_plan(weights_plan(Load(3, 1.0)), SCENARIO, range(1), tmp_path, {})
+    arguments = ["experiment", "churn", "--artifacts", str(tmp_path), "--out", str(tmp_path / "o")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "edge-controller train" in result.output
+
+
+def test_the_commands_print_their_tables(artifacts: Path, tmp_path: Path) -> None:
+    for name, said in (("weights", "## money 0.5"), ("churn", "## all stay")):
+        arguments = ["--artifacts", str(artifacts), "--out", str(tmp_path / name)]
+        few = ["--requests", "3", "--runs", "1"]
+        result = CliRunner().invoke(main, ["experiment", name, *arguments, *few])
+        assert result.exit_code == 0, result.output
+        assert said in result.stdout
+        assert (tmp_path / name / "tables.md").exists()
