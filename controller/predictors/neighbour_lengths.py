@@ -18,7 +18,6 @@ from controller.predictors.neighbours import (
     IntArray,
     Shrinkage,
     Source,
-    kernel,
 )
 
 _MEDIAN_NEIGHBOURS: Final = 32
@@ -68,13 +67,12 @@ def answer_lengths(
     Args:
         evidence: what the store knows.
         limits: float64[R]; greatest answer length of each request.
-        prior: weighs `length_weight`, a neighbour of similarity 1 weighs 1.
+        prior: weighs `length_weight`, the nearest neighbour weighs 1.
         shrinkage: how far neighbours are trusted.
     """
     settings = shrinkage or Shrinkage()
     lengths = _neighbour_lengths(evidence, limits, prior.typical, settings)
-    near = kernel(evidence, settings, settings.length_bandwidth)
-    weights = np.where(np.isnan(lengths), 0.0, near[:, :, None])
+    weights = np.where(np.isnan(lengths), 0.0, _nearness(evidence, settings)[:, :, None])
     count = (weights > 0.0).sum(axis=1)
     values = np.concatenate([np.nan_to_num(lengths), prior.mean[:, None, :]], axis=1)
     shares = np.concatenate([weights, np.full_like(values[:, :1], settings.length_weight)], axis=1)
@@ -90,6 +88,20 @@ def answer_lengths(
         np.where(count > 0, count, evidence.tokens_count).astype(np.int64),
         source.astype(np.int64),
     )
+
+
+def _nearness(evidence: Evidence, settings: Shrinkage) -> FloatArray:
+    """float64[R, K]: what each neighbour weighs; 0 where there is none.
+
+    Relative to the nearest, since kinds of prompts differ in how alike their prompts are: a riddle
+    is near no other, and still is answered as other riddles are.
+    """
+    similarity = evidence.similarity[:, : settings.neighbours]
+    is_identical = evidence.is_identical[:, : settings.neighbours]
+    nearest = similarity.max(axis=1, initial=0.0, keepdims=True)
+    weights = np.exp((similarity - nearest) / settings.length_bandwidth)
+    weights = np.where(is_identical, settings.identical_weight, weights)
+    return np.where(similarity > 0.0, weights, 0.0)
 
 
 def _neighbour_lengths(

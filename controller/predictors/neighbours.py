@@ -133,8 +133,8 @@ class Shrinkage:
         difficulty_weight: pseudo-observations that the difficulty of a prompt is the average one.
         remainder_weight: pseudo-observations that a destination does as well on this prompt as
             its mean and the prompt's difficulty say.
-        length_bandwidth: the bandwidth for answer lengths: narrower, since they differ by an order
-            of magnitude between kinds of questions.
+        length_bandwidth: for answer lengths, a neighbour weighs exp((s - s_1) / length_bandwidth),
+            with s_1 the similarity of the nearest one.
         length_weight: pseudo-observations that an answer is as long as the destination's latest.
         margin: estimates stay this far from 0 and 1, where one surprise costs without bound.
     """
@@ -144,8 +144,8 @@ class Shrinkage:
     identical_weight: float = 10.0
     difficulty_weight: float = 0.1
     remainder_weight: float = 3.0
-    length_weight: float = 0.05
-    length_bandwidth: float = 0.1
+    length_bandwidth: float = 0.06
+    length_weight: float = 1.0
     margin: float = 0.02
 
 
@@ -202,7 +202,7 @@ def shrunk_quality(
     """
     settings = shrinkage or Shrinkage()
     scores = evidence.scores[:, : settings.neighbours]
-    weights = kernel(evidence, settings, settings.bandwidth)
+    weights = _kernel(evidence, settings)
     difficulty = evidence.difficulty[:, : settings.neighbours]
     is_rated = evidence.difficulty_count[:, : settings.neighbours] > 0
     rated_weights = np.where(is_rated, weights, 0.0)
@@ -228,11 +228,10 @@ def source_labels(sources: Sequence[int]) -> list[str]:
     return [Source(code).label for code in sources]
 
 
-def kernel(evidence: Evidence, settings: Shrinkage, bandwidth: float) -> FloatArray:
-    """float64[R, K]: what each of the nearest `neighbours` weighs; 0 where there is none."""
+def _kernel(evidence: Evidence, settings: Shrinkage) -> FloatArray:
     similarity = evidence.similarity[:, : settings.neighbours]
     is_identical = evidence.is_identical[:, : settings.neighbours]
-    weights: FloatArray = np.exp((similarity - 1.0) / bandwidth)
+    weights: FloatArray = np.exp((similarity - 1.0) / settings.bandwidth)
     weights = np.where(is_identical, settings.identical_weight, weights)
     return np.where(similarity > 0.0, weights, 0.0)
 

@@ -88,6 +88,20 @@ def test_the_median_answer_is_what_half_of_the_weight_exceeds() -> None:
     assert found.mean[0, 0] > 150.0
 
 
+def test_nearness_is_relative_to_the_nearest() -> None:
+    def mean(*similarity: float) -> float:
+        found = answer_lengths(
+            evidence([list(similarity)], [[[NAN], [NAN]]], [0.5], tokens=[[[10.0], [400.0]]]),
+            UNLIMITED,
+            prior(90.0),
+            Shrinkage(length_weight=1e-9),
+        )
+        return float(found.mean[0, 0])
+
+    assert mean(0.9, 0.8) == pytest.approx(mean(0.3, 0.2))
+    assert mean(0.9, 0.2) == pytest.approx(10.0, abs=0.01)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(0, 9), st.integers(1, 4))
 def test_lengths_stay_within_the_limit_whatever_is_known(seed: int, r: int, k: int, d: int) -> None:
