@@ -276,7 +276,8 @@ def is_loopback(host: str) -> bool:
 async def _check_memory(settings: Settings) -> list[Finding]:
     memory = psutil.virtual_memory()
     text = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
-    largest = largest_free_block_bytes()
+    # Elsewhere the GPU takes no memory of the board, and this figure would only worry people.
+    largest = largest_free_block_bytes() if is_jetson(Path("/")) else None
     if largest is not None:
         text += f", the largest free block has {largest / 2**20:.3g} MiB"
     if memory.available < 400_000_000:

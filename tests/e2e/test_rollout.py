@@ -41,7 +41,7 @@ def rollout(folder: Path, hosts: int, broken: str) -> tuple[int, dict[str, str]]
         "broken": broken,
     }
     names = [f"node-{number}" for number in range(1, hosts + 1)]
-    inventory = {"edge_agents": {"hosts": dict.fromkeys(names, {}), "vars": variables}}
+    inventory = {"edge_agents": {"hosts": {name: {} for name in names}, "vars": variables}}
     (folder / "inventory.json").write_text(json.dumps(inventory))
     run = subprocess.run(
         [str(ANSIBLE), "-i", str(folder / "inventory.json"), "--forks=1", str(folder / "site.yml")],
