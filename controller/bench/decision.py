@@ -6,6 +6,7 @@ parts are those that serve: embedding model, fitted predictors, formulation, lea
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,7 +66,7 @@ def decision_section(
     limits = np.full(1, float(_MAX_TOKENS))
     rng = np.random.default_rng(0)
     found: dict[str, list[float]] = {name: [] for name in _PARTS}
-    fallbacks = 0
+    fallbacks: Counter[str] = Counter()
     with _one_core():
         for at in range(-5, repeats):  # the first ones compile
             asked, busy = _request(at), _with_backlog(snapshot, rng)
@@ -89,7 +90,7 @@ def decision_section(
             decision = policy.decide(batch.problem, rng, Budget())
             moments.append(time.perf_counter())
             if at >= 0:
-                fallbacks += bool(decision.fallback_reason)
+                fallbacks[decision.fallback_reason] += 1
                 for name, seconds in zip(_PARTS, np.diff(moments), strict=True):
                     found[name].append(float(seconds))
     total = np.sum([found[name] for name in _PARTS], axis=0)
@@ -99,7 +100,7 @@ def decision_section(
         "queries": repeats,
         "predicted_destinations": sum(not gap for gap in told.gaps_of_destinations),
         "policy": policy.name,
-        "fallbacks": fallbacks,
+        "fallbacks": {reason: count for reason, count in fallbacks.items() if reason},
     }
     for name in _PARTS:
         figures |= percentiles(name, np.array(found[name]))

@@ -11,13 +11,10 @@ from controller.domain.hardware import DeviceClass, ModelConfiguration, architec
 from controller.predictors.embedding import OnnxEmbedding
 from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors, load_predictors
-from controller.predictors.latency_regressor import (
-    FeatureLayout,
-    LatencyPredictor,
-    Placement,
-)
+from controller.predictors.latency_regressor import FeatureLayout, LatencyPredictor
 from controller.predictors.quality_table import QualityTable
 from controller.predictors.query_classifier import QueryClassifier
+from controller.predictors.reading_writing import Placement
 from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
 from controller.routing.ppo.policy import LearnedPolicy
 from controller.simulator.scenario_file import read_scenario

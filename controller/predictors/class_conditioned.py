@@ -7,6 +7,7 @@ fleet that grows beyond its measurements falls back to what is known otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,8 @@ from controller.domain.cluster import ClusterSnapshot, Destination, Node
 from controller.domain.hardware import DeviceClass, ModelConfiguration, configuration_of
 from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors
-from controller.predictors.latency_regressor import EncodedPlacements, FeatureLayout, Placement
+from controller.predictors.latency_regressor import EncodedPlacements, FeatureLayout
+from controller.predictors.reading_writing import Placement
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -25,7 +27,11 @@ MOST_CUT_RATIO: Final = 0.1
 """When more of the measured answers than this ran into their limit, they tell neither length nor
 seconds of requests with a higher one."""
 
-_REMEMBERED_FLEETS: Final = 8
+_OF_NODE: Final = attrgetter("node_id", "device")
+_OF_DESTINATION: Final = attrgetter(
+    "node_id", "model", "family", "parameters_billions", "quantisation"
+)
+"""All of a fleet that decides how it meets the predictors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +82,7 @@ class ClassConditioned:
     def __init__(self, fitted: FittedPredictors) -> None:
         self._fitted = fitted
         self._quality = fitted.quality.expected
-        self._fleets: dict[tuple[object, ...], _Fleet] = {}
+        self._last: tuple[tuple[object, ...], _Fleet] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -110,7 +116,9 @@ class ClassConditioned:
         tokens = _taken(shares @ fitted.output_length.expected, fleet.column)
         seconds = np.full(quality.shape, np.nan)
         if fleet.placements is not None:
-            seconds = _taken(fitted.latency.predict(queries, fleet.placements), fleet.pair)
+            seconds = _taken(
+                fitted.latency.predict(queries, fleet.placements, max_tokens), fleet.pair
+            )
         gaps = tuple(self._gap_of_limit(limit) for limit in max_tokens)
         is_beyond = np.array([gap != "" for gap in gaps])
         tokens[is_beyond], seconds[is_beyond] = np.nan, np.nan
@@ -133,21 +141,17 @@ class ClassConditioned:
         )
 
     def _fleet(self, snapshot: ClusterSnapshot) -> _Fleet:
-        node_at = {node.node_id: at for at, node in enumerate(snapshot.nodes)}
         key = (
-            tuple((node.node_id, node.device) for node in snapshot.nodes),
-            tuple(
-                (node_at[d.node_id], d.model, d.family, d.parameters_billions, d.quantisation)
-                for d in snapshot.destinations
-            ),
+            tuple(map(_OF_NODE, snapshot.nodes)),
+            tuple(map(_OF_DESTINATION, snapshot.destinations)),
         )
-        found = self._fleets.get(key)
-        if found is None:
-            found = self._matched([snapshot.nodes[at] for at, *_ in key[1]], snapshot.destinations)
-            if len(self._fleets) >= _REMEMBERED_FLEETS:
-                self._fleets = {}
-            self._fleets[key] = found
-        return found
+        last = self._last
+        if last is None or last[0] != key:  # comparing is faster than hashing a thousand names
+            nodes = {node.node_id: node for node in snapshot.nodes}
+            hosts = [nodes[destination.node_id] for destination in snapshot.destinations]
+            last = key, self._matched(hosts, snapshot.destinations)
+            self._last = last
+        return last[1]
 
     def _matched(self, nodes: Sequence[Node], destinations: Sequence[Destination]) -> _Fleet:
         layout, models = self._fitted.latency.layout, self._fitted.quality.models

@@ -5,16 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from numpy.typing import NDArray
+
 from controller.predictors.latency_regressor import FeatureLayout, LatencyPredictor
 from controller.predictors.output_length import OutputLength
 from controller.predictors.quality_table import QualityTable
 from controller.predictors.query_classifier import QueryClassifier
+from controller.predictors.reading_writing import ReadingWriting
 from controller.predictors.tree_ensemble import ensemble_from_arrays, ensemble_from_lightgbm
 from controller.storage.artifacts import Artifact, ArtifactError, load_artifact, save_artifact
 
 KIND: Final = "drlm-predictors"
 _FOREST: Final = "forest."
 _LATENCY: Final = "latency"
+_RATES: Final = "rates."
+_RATE_ARRAYS: Final = ("reading", "writing", "class_tokens", "model_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ def save_predictors(
         ArtifactError: it cannot be written.
     """
     layout = fitted.latency.layout
+    rates = layout.rates
     forest = fitted.classifier.forest.as_arrays()
     save_artifact(
         folder,
@@ -93,6 +99,7 @@ def save_predictors(
                 "answered": fitted.quality.answered,
                 "length_expected": fitted.output_length.expected,
                 "length_class_means": fitted.output_length.class_means,
+                **({_RATES + name: getattr(rates, name) for name in _RATE_ARRAYS} if rates else {}),
             },
             texts={_LATENCY: fitted.latency_model},
             details={
@@ -103,6 +110,13 @@ def save_predictors(
                 "models": list(fitted.quality.models),
                 "families": list(layout.families),
                 "kinds": list(layout.kinds),
+                "rates": None
+                if rates is None
+                else {
+                    "models": list(rates.models),
+                    "kinds": list(rates.kinds),
+                    "most_tokens": rates.most_tokens,
+                },
                 "residual_sigma": fitted.latency.residual_sigma,
                 "max_tokens": fitted.limits.max_tokens,
                 "cut_ratio": fitted.limits.cut_ratio,
@@ -123,7 +137,12 @@ def load_predictors(folder: Path) -> FittedPredictors:
         described, arrays = artifact.details, artifact.arrays
         text = artifact.texts[_LATENCY]
         classes, models = tuple(described["classes"]), tuple(described["models"])
-        layout = FeatureLayout(classes, tuple(described["families"]), tuple(described["kinds"]))
+        layout = FeatureLayout(
+            classes,
+            tuple(described["families"]),
+            tuple(described["kinds"]),
+            _rates_of(described["rates"], arrays),
+        )
         forest = {
             name.removeprefix(_FOREST): array
             for name, array in arrays.items()
@@ -147,3 +166,16 @@ def load_predictors(folder: Path) -> FittedPredictors:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{folder} is inconsistent ({error}); make it anew") from error
+
+
+def _rates_of(
+    described: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]
+) -> ReadingWriting | None:
+    if described is None:
+        return None
+    return ReadingWriting(
+        tuple(described["models"]),
+        tuple(described["kinds"]),
+        **{name: arrays[_RATES + name] for name in _RATE_ARRAYS},
+        most_tokens=int(described["most_tokens"]),
+    )

@@ -2,8 +2,9 @@
 
 DRLM section IV-7: query structure, model configuration and device in, inference time out. The
 target is the logarithm (ours: the paper reports R2 on the log scale), and class probabilities are
-among the features (ours: they tell how long the answer will be). LightGBM grows the trees
-(controller/training); it is not needed here.
+among the features (ours: they tell how long the answer will be). Where reading and writing were
+measured apart, the trees correct what tokens and speeds foretell (ours; `reading_writing.py`).
+LightGBM grows the trees (controller/training); it is not needed here.
 """
 
 import math
@@ -21,12 +22,10 @@ from controller.predictors.features import (
     class_probabilities,
     structures,
 )
+from controller.predictors.reading_writing import PLACEMENT_NAMES, Placement, ReadingWriting
 from controller.predictors.tree_ensemble import PreparedEnds, TreeEnsemble
 
 FloatArray = NDArray[np.float64]
-
-Placement = tuple[ModelConfiguration, DeviceClass]
-"""A model on a class of devices: what DRLM calls an action, up to the choice of the machine."""
 
 _MODEL_NAMES: Final = (
     "model_billions_log",
@@ -41,6 +40,7 @@ _DEVICE_NAMES: Final = (
     "device_accelerator_cores",
     "device_cpu_share_ratio",
 )
+_LONGER: Final = "answer_longer_log"
 _OTHER_CLASS: Final = "class:"
 _FAMILY: Final = "family:"
 _KIND: Final = "device:"
@@ -53,6 +53,7 @@ FEATURE_GROUPS: Final = (
     "size",
     "quantisation",
     "device",
+    "speed",
 )
 """How the importance of features is summed up, as in the paper's Fig. 5a."""
 
@@ -65,11 +66,13 @@ class FeatureLayout:
         classes: one column of probabilities each.
         families: model families that were seen; another one has none of their columns set.
         kinds: kinds of devices that were seen; likewise.
+        rates: what tokens and speeds foretell; None: the trees start from nothing.
     """
 
     classes: tuple[str, ...]
     families: tuple[str, ...]
     kinds: tuple[str, ...]
+    rates: ReadingWriting | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,26 +80,53 @@ class FeatureLayout:
         return (
             *STRUCTURE_NAMES,
             *(_OTHER_CLASS + name for name in self.classes),
+            *((_LONGER,) if self.rates else ()),
             *_MODEL_NAMES,
             *(_FAMILY + name for name in self.families),
             *_DEVICE_NAMES,
             *(_KIND + name for name in self.kinds),
+            *(PLACEMENT_NAMES if self.rates else ()),
         )
 
     @property
     def n_query(self) -> int:
         """Columns of the query, which come first."""
-        return len(STRUCTURE_NAMES) + len(self.classes)
+        return len(STRUCTURE_NAMES) + len(self.classes) + (self.rates is not None)
 
     def of_queries(self, queries: Sequence[QueryProfile]) -> FloatArray:
         """float64[Q, n_query]."""
-        return np.hstack([structures(queries), class_probabilities(queries, len(self.classes))])
+        shares = class_probabilities(queries, len(self.classes))
+        columns = [structures(queries), shares]
+        if self.rates is not None:
+            columns.append(self.rates.of_queries(shares)[:, None])
+        return np.hstack(columns)
 
     def of_placements(self, placements: Iterable[Placement]) -> FloatArray:
         """float64[K, placement columns]; what is unknown of a model is NaN."""
-        rows = [self._placement(model, device) for model, device in placements]
+        pairs = list(placements)
+        rows = [self._placement(model, device) for model, device in pairs]
         width = len(self.names) - self.n_query
-        return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+        if self.rates is None:
+            return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+        told = self.rates.of_placements(pairs)
+        numbers = np.array(rows, dtype=np.float64).reshape(len(rows), width - told.shape[1])
+        return np.hstack([numbers, told])
+
+    def foretold(
+        self, queries: FloatArray, placements: FloatArray, max_tokens: FloatArray | None = None
+    ) -> FloatArray:
+        """float64[Q, K], log seconds before the trees correct them; 0 without `rates`.
+
+        Args:
+            queries: float64[Q, n_query], of `of_queries`.
+            placements: float64[K, placement columns], of `of_placements`.
+            max_tokens: float64[Q]; each request's longest answer.
+        """
+        if self.rates is None:
+            return np.zeros((queries.shape[0], placements.shape[0]))
+        return self.rates.log_seconds(
+            queries[:, 0], queries[:, -1], placements[:, -len(PLACEMENT_NAMES) :], max_tokens
+        )
 
     def _placement(self, model: ModelConfiguration, device: DeviceClass) -> list[float]:
         return [
@@ -120,8 +150,10 @@ def feature_group(name: str) -> str:
         return "length"
     if name in STRUCTURE_NAMES:
         return "structure"
-    if name.startswith(_OTHER_CLASS):
+    if name.startswith(_OTHER_CLASS) or name == _LONGER:
         return "class"
+    if name in PLACEMENT_NAMES:
+        return "speed"
     if name == "model_quantisation_bits":
         return "quantisation"
     if name in {"model_billions_log", "model_bytes_log"}:
@@ -150,7 +182,7 @@ class LatencyPredictor:
 
     Attributes:
         layout: of the columns.
-        trees: one output, natural logarithm of seconds.
+        trees: one output, natural logarithm of seconds, less what the layout foretells.
         residual_sigma: standard deviation of log(measured / predicted) on held-out queries: the
             sigma of a lognormal error, for a simulator's noise.
     """
@@ -175,6 +207,7 @@ class LatencyPredictor:
         self,
         queries: Sequence[QueryProfile],
         configurations: Sequence[Placement] | EncodedPlacements,
+        max_tokens: FloatArray | None = None,
     ) -> FloatArray:
         """float64[Q, K], seconds of inference, the median of what is expected; above 0.
 
@@ -183,13 +216,18 @@ class LatencyPredictor:
         Args:
             queries: Q prompts; class probabilities must be of the fitted classes.
             configurations: K models on devices; encoded, they take a tenth of the time.
+            max_tokens: float64[Q]; longest answer of each request, where it is less than what was
+                measured; heeded where reading and writing were measured apart.
         """
         asked = self.layout.of_queries(queries)
         if isinstance(configurations, EncodedPlacements):
-            return np.exp(self.trees.sums_of_prepared(asked, configurations.prepared))
-        n_queries, n_placements = len(queries), len(configurations)
-        rows = np.empty((n_queries, n_placements, len(self.layout.names)))
-        rows[:, :, : self.layout.n_query] = asked[:, None, :]
-        rows[:, :, self.layout.n_query :] = self.layout.of_placements(configurations)[None]
-        flat = rows.reshape(n_queries * n_placements, -1)
-        return np.exp(self.trees.sums(flat)[:, 0]).reshape(n_queries, n_placements)
+            placements = configurations.features
+            corrected = self.trees.sums_of_prepared(asked, configurations.prepared)
+        else:
+            placements = self.layout.of_placements(configurations)
+            shape = (asked.shape[0], placements.shape[0])
+            rows = np.empty((*shape, len(self.layout.names)))
+            rows[:, :, : self.layout.n_query] = asked[:, None, :]
+            rows[:, :, self.layout.n_query :] = placements[None]
+            corrected = self.trees.sums(rows.reshape(-1, rows.shape[2]))[:, 0].reshape(shape)
+        return np.asarray(np.exp(corrected + self.layout.foretold(asked, placements, max_tokens)))

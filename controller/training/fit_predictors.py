@@ -10,7 +10,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.predictors.features import QueryProfile, profile_query
+from controller.predictors.features import (
+    QueryProfile,
+    class_probabilities,
+    profile_query,
+    structures,
+)
 from controller.predictors.fitted import (
     FittedPredictors,
     latency_from_lightgbm,
@@ -24,6 +29,7 @@ from controller.predictors.latency_regressor import (
 from controller.predictors.output_length import tabulate_lengths
 from controller.predictors.quality_table import QualityTable, tabulate
 from controller.predictors.query_classifier import QueryClassifier, sharpened
+from controller.predictors.reading_writing import ReadingWriting, fit_reading_writing
 from controller.predictors.tree_ensemble import LEAF, TreeEnsemble
 from controller.training.held_out import (
     classifier_figures,
@@ -235,18 +241,25 @@ def _grow_latency(
 ) -> tuple[LatencyPredictor, str, dict[str, Any], dict[str, Any]]:
     import lightgbm
 
+    rates, unseen = _rates(table, profiles, train)
     layout = FeatureLayout(
         table.classes,
         tuple(sorted({model.family for model in table.models})),
         tuple(sorted({device.kind for device in table.devices})),
+        rates,
     )
+    asked = layout.of_queries(profiles)
+    if unseen is not None:
+        seen = np.unique(table.query[train])
+        asked[seen, -1] = unseen[seen]
     pairs = table.model * len(table.devices) + table.device
     used, position = np.unique(pairs, return_inverse=True)
     placements = layout.of_placements(
         (table.models[pair // len(table.devices)], table.devices[pair % len(table.devices)])
         for pair in used
     )
-    rows = np.hstack([layout.of_queries(profiles)[table.query], placements[position]])
+    rows = np.hstack([asked[table.query], placements[position]])
+    foretold = layout.foretold(asked, placements)[table.query, position]
     target = np.log(table.seconds)
     # Names by number: LightGBM refuses brackets and commas, which boards and models may have.
     plain = [f"f{at}" for at in range(len(layout.names))]
@@ -265,12 +278,13 @@ def _grow_latency(
             "num_threads": threads,
             "verbosity": -1,
         },
-        lightgbm.Dataset(rows[train], target[train], feature_name=plain),
+        lightgbm.Dataset(rows[train], (target - foretold)[train], feature_name=plain),
         num_boost_round=trees,
     )
     text = str(booster.model_to_string())
     predictor = latency_from_lightgbm(text, layout, 0.0)
-    foreseen = predictor.trees.sums(rows[~train])[:, 0]
+    corrected = predictor.trees.sums(rows[~train])[:, 0]
+    foreseen = foretold[~train] + corrected
     residual = target[~train] - foreseen
     sigma = float(np.sqrt(np.mean(residual**2)))
     gains = np.asarray(booster.feature_importance("gain"), dtype=np.float64)
@@ -295,9 +309,33 @@ def _grow_latency(
         },
         "residual_sigma_log": sigma,
         "median_ratio_error": float(np.median(np.expm1(np.abs(residual)))),
-        "lightgbm_difference": float(np.abs(booster.predict(rows[~train]) - foreseen).max()),
+        "lightgbm_difference": float(np.abs(booster.predict(rows[~train]) - corrected).max()),
     }
     return LatencyPredictor(layout, predictor.trees, sigma), text, importance, figures
+
+
+def _rates(
+    table: TrainingTable, profiles: Sequence[QueryProfile], train: NDArray[np.bool_]
+) -> tuple[ReadingWriting | None, FloatArray | None]:
+    """What tokens and speeds foretell, and float64[Q] as in `fit_reading_writing`."""
+    if table.prefill_seconds is None:
+        return None, None
+    known = train & (table.completion_tokens > 0)
+    tokens = structures(profiles)[:, 0]
+    shares = class_probabilities(profiles, len(table.classes))
+    return fit_reading_writing(
+        [
+            (table.models[model], table.devices[device])
+            for model, device in zip(table.model[known], table.device[known], strict=True)
+        ],
+        table.query[known],
+        shares,
+        tokens[table.query[known]],
+        table.completion_tokens[known],
+        table.prefill_seconds[known],
+        (table.seconds - table.prefill_seconds)[known],
+        table.limits.max_tokens,
+    )
 
 
 def fit_splits(

@@ -47,6 +47,7 @@ class TrainingTable:
         completion_tokens: float64[n]; NaN is unknown.
         score_ratio: float64[n]; NaN was not graded.
         limits: of the answers.
+        prefill_seconds: float64[n]; the part of `seconds` that read the prompt; None: not told.
     """
 
     prompts: tuple[str, ...]
@@ -62,6 +63,7 @@ class TrainingTable:
     completion_tokens: FloatArray
     score_ratio: FloatArray
     limits: MeasuredLimits = UNLIMITED
+    prefill_seconds: FloatArray | None = None
 
     def __post_init__(self) -> None:
         if self.query.shape[0] == 0:
@@ -93,7 +95,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
     models: dict[str, int] = {}
     configurations: list[ModelConfiguration] = []
     devices: dict[DeviceClass, int] = {}
-    columns: list[tuple[int, int, int, float, float, float]] = []
+    columns: list[tuple[int, int, int, float, float, float, float]] = []
     longest, cut = 0, 0
     for row in rows:
         seconds = row.prefill_seconds + row.decode_seconds
@@ -126,6 +128,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
                 seconds,
                 float(row.completion_tokens),
                 float("nan") if row.score_ratio is None else row.score_ratio,
+                row.prefill_seconds,
             )
         )
     if not columns:
@@ -152,6 +155,7 @@ def table_of(rows: Sequence[Measurement], *, device_by: str = "hardware") -> Tra
         completion_tokens=table[:, 4],
         score_ratio=table[:, 5],
         limits=MeasuredLimits(longest, cut / len(columns)),
+        prefill_seconds=table[:, 6],
     )
 
 

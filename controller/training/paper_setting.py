@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
 from controller.predictors.features import profile_query
-from controller.predictors.latency_regressor import Placement
+from controller.predictors.reading_writing import Placement
 from controller.training.measurement_table import TrainingTable
 
 FloatArray = NDArray[np.float64]

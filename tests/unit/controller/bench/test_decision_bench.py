@@ -28,7 +28,7 @@ def test_the_whole_decision_is_the_sum_of_its_parts():
         embedding, fitted_predictors(), policy_named("greedy-reward"), read_scenario("drlm"), 4
     )
     assert (found["nodes"], found["destinations"], found["queries"]) == (64, 959, 4)
-    assert found["fallbacks"] == 0
+    assert found["fallbacks"] == {}
     for part in ("embedding", "predictions", "state", "policy", "without_embedding", "total"):
         assert 0 < found[f"{part}_milliseconds_p50"] <= found[f"{part}_milliseconds_p95"]
     assert found["total_milliseconds_p95"] > found["without_embedding_milliseconds_p50"]

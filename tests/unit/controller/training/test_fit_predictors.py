@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -123,6 +125,40 @@ def test_predictors_come_back_from_their_folder(fitted, tmp_path):
     found = again.output_length.predict(shares), again.quality.predict(shares)
     assert found[0].tolist() == predictors.output_length.predict(shares).tolist()
     assert found[1].tolist() == predictors.quality.predict(shares).tolist()
+
+
+def apart(queries=80):
+    """The same measurements, with reading and writing told apart."""
+    whole = table(queries)
+    words = np.array([len(text.split()) for text in whole.prompts])[whole.query]
+    reading = words * 0.1 / (words * 0.1 + whole.completion_tokens)
+    return replace(whole, prefill_seconds=whole.seconds * reading)
+
+
+def test_reading_and_writing_apart_are_learned_from_few_measurements():
+    few = {"boosted_trees": 60, "forest_trees": 20, "threads": 1}
+    alone = fit(table(25), embed, **few)[1]["latency"]
+    found, figures = fit(apart(25), embed, **few)
+    assert figures["latency"]["r2_log"] > max(0.95, alone["r2_log"])
+    assert figures["latency"]["lightgbm_difference"] < 1e-9
+    assert found.latency.layout.rates is not None
+    np.testing.assert_allclose(
+        sum(figures["latency"]["feature_importance"]["groups"].values()), 1.0
+    )
+
+
+def test_speeds_come_back_from_their_folder_and_heed_a_shorter_answer(tmp_path):
+    predictors, _ = fit(apart(), embed, boosted_trees=20, forest_trees=20, threads=1)
+    save_predictors(tmp_path / "p", predictors, provenance={})
+    again = load_predictors(tmp_path / "p")
+    queries = again.classifier.classify([profile_query("math x", embedding=embed(["math"])[0])])
+    pairs = [(model, device) for model in table().models for device in table().devices]
+    whole = predictors.latency.predict(queries, pairs)
+    assert again.latency.predict(queries, pairs).tolist() == whole.tolist()
+    encoded = again.latency.encode(pairs)
+    np.testing.assert_allclose(again.latency.predict(queries, encoded), whole, rtol=1e-12)
+    limited = again.latency.predict(queries, encoded, np.array([10.0]))
+    assert (limited < whole / 2).all()
 
 
 def test_an_altered_model_is_refused(fitted, tmp_path):
