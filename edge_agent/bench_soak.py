@@ -161,7 +161,7 @@ async def _answer_many(
 async def _answer(engine: SupervisedEngine, number: int) -> bool:
     """One request of those that there are; whether it was cancelled."""
     prompt: str | tuple[Message, ...] = f"Number {number} is"
-    if number % 5 == 0:
+    if number % 9 == 0:
         prompt = (Message("system", f"You are number {number % 7}."), Message("user", "Hello!"))
     wanted = ResponseFormat(FormatKind.JSON_OBJECT) if number % _FORMATTED_EVERY == 1 else None
     request = GenerationRequest(
