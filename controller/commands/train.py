@@ -23,8 +23,8 @@ def _options(command: click.Command) -> click.Command:
             click.option(
                 "--scenario",
                 default=None,
-                help="drlm or a TOML file of the simulator; or made up: paper, strangers (ppo-set "
-                "alone), stranger:SEED.",
+                help="drlm or a TOML file of the simulator; or made up: strangers (ppo-set "
+                "alone), stranger:SEED. drlm for ppo, strangers for ppo-set else.",
             ),
             click.option(
                 "--inputs",
@@ -75,7 +75,7 @@ def _ppo(
     if plain and architecture == "flat":
         raise Wrong("DRLM as it is has three heads; leave --plain or --architecture flat out")
     name = "ppo-plain" if plain else "ppo-flat" if architecture == "flat" else "ppo"
-    _train("ppo", *recipe(name, episodes, seed), scenario or "paper", inputs, out, resume)
+    _train("ppo", *recipe(name, episodes, seed), scenario or "drlm", inputs, out, resume)
 
 
 @click.command("ppo-set")
@@ -87,7 +87,7 @@ def _ppo_set(
 
     scenario = scenario or "strangers"
     name = "ppo-set-strangers" if scenario == "strangers" else "ppo-set"
-    settings, traffic = recipe(name, episodes, seed, preferences=0.3)
+    settings, traffic = recipe(name, episodes, seed)
     _train("ppo-set", settings, traffic, scenario, inputs, out, resume)
 
 
@@ -100,7 +100,7 @@ def _worlds(scenario: str, inputs: Path | None) -> "list[World]":
     from controller.simulator.inputs import InputsError, load_inputs, synthetic_inputs
     from controller.simulator.scenario_file import SHIPPED, ScenarioError, read_scenario
     from controller.training.scenario_world import world_of
-    from controller.training.worlds import paper_world, strange_world
+    from controller.training.worlds import strange_world, strange_worlds
 
     if scenario in SHIPPED or scenario.endswith(".toml"):
         try:
@@ -110,15 +110,13 @@ def _worlds(scenario: str, inputs: Path | None) -> "list[World]":
             raise Wrong(str(error)) from error
     if inputs is not None:
         raise Wrong("--inputs are of a scenario of the simulator; give --scenario drlm, too")
-    if scenario == "paper":
-        return [paper_world(0).split(0.2, 0)[0]]
     if scenario == "strangers":
-        return [*(strange_world(seed) for seed in range(100, 105)), paper_world(7, 600)]
+        return strange_worlds()
     kind, _, seed = scenario.partition(":")
     if kind == "stranger" and seed.isdecimal():
         return [strange_world(int(seed)).split(0.2, 0)[0]]
     raise Wrong(
-        f"no scenario {scenario!r}; there are: {', '.join(SHIPPED)}, a TOML file, paper, "
+        f"no scenario {scenario!r}; there are: {', '.join(SHIPPED)}, a TOML file, "
         "strangers, stranger:SEED"
     )
 
@@ -173,8 +171,7 @@ def _train(
             def report(curve: Curve) -> None:
                 bar.update(task, completed=curve.episodes, reward=f"{curve.reward:.4f}")
 
-            trainer.train(report, checkpoint)
-        trainer.write_curve(out / "curve.csv")
+            trainer.train(report, checkpoint, out / "curve.csv")
         size = export(trainer, out / name, scenario)
     except OSError as error:
         raise CommandFailedError(f"{out}: {error.strerror}") from error

@@ -10,7 +10,7 @@ from controller.simulator.inputs import SimulationInputs
 
 EPISODES: Final = {
     "ppo": 1000,
-    "ppo-set": 640,
+    "ppo-set": 960,
     "ppo-set-strangers": 960,
     "ppo-flat": 1000,
     "ppo-plain": 1000,
@@ -19,9 +19,6 @@ EPISODES: Final = {
 
 QUICK_EPISODES: Final = {"ppo": 96, "ppo-set": 48}
 """Just enough to see that training works: such policies are not good."""
-
-_STRANGERS: Final = range(100, 106)
-"""Seeds of the made-up fleets that a policy for any fleet is trained on."""
 
 
 class TrainingMissing(RuntimeError):
@@ -59,7 +56,7 @@ def train_policies(
         from controller.training.ppo import Curve, Trainer, use_one_thread
         from controller.training.recipes import recipe
         from controller.training.scenario_world import world_of
-        from controller.training.worlds import strange_world
+        from controller.training.worlds import strange_worlds
     except ImportError as error:
         raise TrainingMissing(
             f"training needs {error.name}; install the extra `train`, or give --artifacts"
@@ -69,7 +66,7 @@ def train_policies(
     for name, count in episodes.items():
         fleets = worlds
         if name == "ppo-set-strangers":
-            fleets = [strange_world(each) for each in _STRANGERS]
+            fleets = strange_worlds()
         settings, traffic = recipe(name, count, seed)
         total = math.ceil(count / settings.environments) * settings.environments
         checkpoint = folder / f"checkpoint-{name}.pt"
@@ -85,6 +82,5 @@ def train_policies(
         def report(curve: Curve, name: str = name, total: int = total) -> None:
             progress(name, curve.episodes, total, curve.reward)
 
-        trainer.train(report, checkpoint)
-        trainer.write_curve(folder / f"curve-{name}.csv")
+        trainer.train(report, checkpoint, folder / f"curve-{name}.csv")
         export(trainer, folder / name, "strangers" if fleets is not worlds else cluster.name)

@@ -122,7 +122,7 @@ def claims(targets: Sequence[Target]) -> str:
     ]
     for each in targets:
         found, low, high = (
-            (f"{100 * value:+.1f} %" if each.is_change else f"{value:+.4f}")
+            (f"{100 * value:+.1f} %" if each.is_change else f"{value:+.5f}")
             for value in (each.found, each.low, each.high)
         )
         met = "yes" if each.is_certain else "on average" if each.is_met else "no"
@@ -147,7 +147,7 @@ def _differences(comparisons: Sequence[Comparison]) -> str:
                 if (each.policy, each.against, each.metric) == (*pair, name)
             )
             if name in ("reward", "unloaded_reward"):
-                cells.append(f"{d.mean:+.4f} ({d.low:+.4f} to {d.high:+.4f})")
+                cells.append(f"{d.mean:+.5f} ({d.low:+.5f} to {d.high:+.5f})")
             else:
                 cells.append(
                     f"{100 * d.change:+.0f} % ({100 * d.change_low:+.0f} to "

@@ -15,15 +15,18 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.domain.hardware import DeviceClass, ModelConfiguration, architecture
+from controller.domain.hardware import DeviceClass, ModelConfiguration
 from controller.predictors.features import profile_query
 from controller.predictors.reading_writing import Placement
+from controller.simulator.cluster import EFFECTIVE_BITS, ClusterDescription
+from controller.simulator.scenario_file import read_scenario
 from controller.training.measurement_table import TrainingTable
 
 FloatArray = NDArray[np.float64]
@@ -49,32 +52,6 @@ SYNTHETIC: Final = (
     "answer lengths but GSM8K's, and each model's talkativeness",
     "the speed of reading prompts on most devices, `PREFILL_RATIOS` times that of writing",
     "lognormal noise of times, sigma `TIME_SIGMA`",
-)
-
-TABLE_I: Final = (
-    # family, billions, bits, device classes
-    ("gpt-oss", 20.0, (4,), "JOA VM"),
-    ("gemma2", 2.0, (4,), "NJN RP JOA JON VM"),
-    ("gemma3", 0.27, (4, 16), "NJN RP JOA JON VM"),
-    ("gemma3", 12.0, (4,), "JOA VM"),
-    ("gemma3", 1.0, (3, 4), "NJN RP JOA JON VM"),
-    ("llama3.1", 8.0, (8, 16), "JOA VM"),
-    ("llama3.2", 1.0, (4, 8), "NJN RP JOA JON VM"),
-    ("llama3.2", 3.0, (2, 3, 4), "RP JOA JON VM"),
-    ("qwen3", 0.6, (4, 8, 16), "JOA VM"),
-    ("qwen3", 1.7, (4,), "JOA VM"),
-    ("tinyllama", 1.1, (2, 3, 4, 8), "NJN RP JOA JON VM"),
-    ("mistral", 7.0, (8,), "JOA VM"),
-)
-
-_GIB: Final = 1 << 30
-DEVICES: Final = (
-    # The VMs and Pis of the paper vary; these are the middle of what it states.
-    DeviceClass("RP", 4, 4 * _GIB),
-    DeviceClass("NJN", 4, 4 * _GIB, 128),
-    DeviceClass("JON", 6, 8 * _GIB, 1024),
-    DeviceClass("JOA", 12, 64 * _GIB, 2048),
-    DeviceClass("VM", 8, 24 * _GIB),
 )
 
 ANCHORS: Final[Mapping[str, tuple[float, ...]]] = {
@@ -107,12 +84,6 @@ PUBLISHED: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "mmlu": {"mistral-7b": "routerdc:mistralai/Mistral-7B-v0.1"},
 }
-
-EFFECTIVE_BITS: Final = {2: 3.35, 3: 3.9, 4: 4.85, 8: 8.5, 16: 16.0}
-"""Bits a weight of the usual GGUF files, scales and unquantised parts included."""
-
-ACTIVE_BILLIONS: Final = {"gpt-oss": 3.6}
-"""Of a mixture of experts, what one token reads."""
 
 PREFILL_RATIOS: Final = {"RP": 1.5, "NJN": 20.0, "JON": 20.0, "JOA": 20.0, "VM": 4.0}
 """Reading over writing speed. Measured: RP by the Compute Module 4, NJN by Gemma 3 1B. JON and JOA
@@ -185,18 +156,18 @@ class PaperSetting:
     sources: tuple[Path, ...]
 
 
+@cache
+def paper_cluster() -> ClusterDescription:
+    """DRLM's cluster, whose scenario file has Table I: 23 configurations, 85 pairs with classes."""
+    return read_scenario("drlm")
+
+
 def table_one() -> tuple[tuple[ModelConfiguration, ...], tuple[Placement, ...]]:
     """The 23 configurations and the 85 pairs with device classes that Table I states."""
-    models: list[ModelConfiguration] = []
-    placements: list[Placement] = []
-    by_kind = {device.kind: device for device in DEVICES}
-    for family, billions, levels, kinds in TABLE_I:
-        layers, heads = architecture(family, billions) or (None, None)
-        for bits in levels:
-            model = ModelConfiguration(family, billions, bits, layers, heads)
-            models.append(model)
-            placements.extend((model, by_kind[kind]) for kind in kinds.split())
-    return tuple(models), tuple(placements)
+    cluster = paper_cluster()
+    models = cluster.configurations
+    pairs = zip(*cluster.pairs, strict=True)
+    return models, tuple((models[model], cluster.devices[device]) for model, device in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,15 +212,17 @@ def paper_setting_from(folder: Path, *, seed: int = 0) -> PaperSetting:
     asked = np.array([profile_query(query.text).prompt_tokens for query in queries], dtype=float)
     first = np.empty((len(queries), len(placements)))
     true = np.empty_like(first)
-    for column, (model, device) in enumerate(placements):
-        one = speeds[device.kind].decode_seconds(_bytes_of(model))
-        first[:, column] = _OVERHEAD_SECONDS + asked * one / PREFILL_RATIOS[device.kind]
-        true[:, column] = first[:, column] + tokens[:, models.index(model)] * one
+    cluster = paper_cluster()
+    for column, (model, device) in enumerate(zip(*cluster.pairs, strict=True)):
+        kind = cluster.devices[device].kind
+        one = speeds[kind].decode_seconds(cluster.models[model].read_bytes)
+        first[:, column] = _OVERHEAD_SECONDS + asked * one / PREFILL_RATIOS[kind]
+        true[:, column] = first[:, column] + tokens[:, model] * one
     seconds = true * np.exp(rng.normal(0.0, TIME_SIGMA, true.shape))
     return PaperSetting(
         table=_table(queries, labels, models, placements, seconds, correct, tokens),
         models=models,
-        devices=DEVICES,
+        devices=cluster.devices,
         placements=placements,
         seconds=seconds,
         true_seconds=true,
@@ -260,11 +233,6 @@ def paper_setting_from(folder: Path, *, seed: int = 0) -> PaperSetting:
         speeds=speeds,
         sources=tuple(sources),
     )
-
-
-def _bytes_of(model: ModelConfiguration) -> float:
-    billions = ACTIVE_BILLIONS.get(model.family, model.billions)
-    return billions * 1e9 * EFFECTIVE_BITS[model.quantisation_bits] / 8.0
 
 
 # -- queries --------------------------------------------------------------------------------------
@@ -445,7 +413,7 @@ def _device_of(row: Mapping[str, str]) -> str | None:
 def _published_bits(quantisation: str) -> float:
     found = re.search(r"(?:Q|INT)(\d+)|(\d+)-bit", quantisation)
     bits = int(found.group(1) or found.group(2)) if found else 4  # Ollama's default is Q4_K_M
-    return {5: 5.7, 6: 6.6}.get(bits, EFFECTIVE_BITS.get(bits, float(bits)))
+    return EFFECTIVE_BITS.get(bits, float(bits))
 
 
 def fit_speeds(path: Path, sources: list[Path] | None = None) -> dict[str, DeviceSpeed]:
@@ -466,10 +434,11 @@ def fit_speeds(path: Path, sources: list[Path] | None = None) -> dict[str, Devic
                 continue
             weight = float(row["params_b"]) * 1e9 * _published_bits(row["quant"]) / 8.0
             seen.setdefault(kind, []).append((weight, 1.0 / float(row["decode_tps"])))
-    missing = [device.kind for device in DEVICES if device.kind not in seen]
+    devices = paper_cluster().devices
+    missing = [device.kind for device in devices if device.kind not in seen]
     if missing:
         raise ValueError(f"{path.name} has no rows of {', '.join(missing)}")
-    return {device.kind: _fit_speed(np.array(seen[device.kind])) for device in DEVICES}
+    return {device.kind: _fit_speed(np.array(seen[device.kind])) for device in devices}
 
 
 def _fit_speed(rows: FloatArray) -> DeviceSpeed:
@@ -496,7 +465,8 @@ def _table(
     tokens: FloatArray,
 ) -> TrainingTable:
     model = np.array([models.index(placed) for placed, _ in placements])
-    device = np.array([DEVICES.index(where) for _, where in placements])
+    devices = paper_cluster().devices
+    device = np.array([devices.index(where) for _, where in placements])
     count, pairs = seconds.shape
     query = np.repeat(np.arange(count), pairs)
     every_model = np.tile(model, count)
@@ -506,7 +476,7 @@ def _table(
         class_index=labels.astype(np.int64),
         model_names=tuple(item.name for item in models),
         models=models,
-        devices=DEVICES,
+        devices=devices,
         query=query,
         model=every_model,
         device=np.tile(device, count),

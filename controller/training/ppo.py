@@ -406,12 +406,13 @@ class Trainer:
         if settings.architecture != "set" and len(worlds) != 1:
             raise ValueError(f"a {settings.architecture} policy learns one fleet, not several")
         self.settings, self.layout = settings, worlds[0].layout
+        self.traffic = traffic or Traffic()
         seeds = np.random.SeedSequence(settings.seed).spawn(len(worlds) + 1)
         self._rng = np.random.default_rng(seeds[0])
         shares = np.full(len(worlds), settings.environments // len(worlds))
         shares[: settings.environments % len(worlds)] += 1
         self._environments = [
-            VectorEnvironment(world, int(share), np.random.default_rng(seed), traffic)
+            VectorEnvironment(world, int(share), np.random.default_rng(seed), self.traffic)
             for world, share, seed in zip(worlds, shares, seeds[1:], strict=True)
             if share
         ]
@@ -443,15 +444,33 @@ class Trainer:
         self,
         report: Callable[[Curve], None] | None = None,
         checkpoint: Path | None = None,
+        curve: Path | None = None,
         every: int = 10,
     ) -> None:
-        """Train to the end; a checkpoint is written every so many rollouts, and at the end."""
+        """Train to the end; files are written every so many rollouts, and at the end.
+
+        Args:
+            report: called after each rollout.
+            checkpoint: to go on from.
+            curve: CSV, to look at while training goes on.
+            every: rollouts between two writings.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         while not self.is_finished:
-            curve = self.advance()
+            point = self.advance()
             if report is not None:
-                report(curve)
-            if checkpoint is not None and (self.is_finished or len(self.curve) % every == 0):
-                self.save(checkpoint)
+                report(point)
+            if len(self.curve) % every == 0:
+                self._keep(checkpoint, curve)
+        self._keep(checkpoint, curve)
+
+    def _keep(self, checkpoint: Path | None, curve: Path | None) -> None:
+        if checkpoint is not None:
+            self.save(checkpoint)
+        if curve is not None:
+            self.write_curve(curve)
 
     def advance(self) -> Curve:
         """One rollout and its updates."""
@@ -576,6 +595,7 @@ class Trainer:
         if self.settings.architecture != "set":
             (environment,) = self._environments
             seen = environment.layout_observation()
+            self._widen(seen.vector)
             each = np.arange(environment.size)
 
             def of_pair(action: Any) -> tuple[Any, Any, Any]:
@@ -598,15 +618,18 @@ class Trainer:
             masks[rows, :pairs] = candidates.mask
             targets.append(_of_candidate(environment, nodes, reward))
             start += environment.size
-        inside = features[masks]
-        low, high = inside.min(axis=0), inside.max(axis=0)
-        self.lowest = low if self.lowest is None else np.minimum(self.lowest, low)
-        self.highest = high if self.highest is None else np.maximum(self.highest, high)
+        self._widen(features[masks])
         return {
             "features": torch.as_tensor(features),
             "reward": torch.as_tensor(rewards),
             "mask": torch.as_tensor(masks),
         }, targets
+
+    def _widen(self, seen: NDArray[np.float32]) -> None:
+        """Take float32[samples, inputs] into the range that serving trusts."""
+        low, high = seen.min(axis=0), seen.max(axis=0)
+        self.lowest = low if self.lowest is None else np.minimum(self.lowest, low)
+        self.highest = high if self.highest is None else np.maximum(self.highest, high)
 
     def _measure_inputs(self) -> None:
         """Normalise by an episode of the untrained policy.
@@ -629,9 +652,6 @@ class Trainer:
                 start += environment.size
         seen = torch.cat(sample)
         self.network.normalise_by(seen)
-        if "vector" in observation:
-            self.lowest = seen.amin(dim=0).numpy()
-            self.highest = seen.amax(dim=0).numpy()
         for environment in self._environments:
             environment.reset()
 
@@ -639,6 +659,7 @@ class Trainer:
         """Write a checkpoint; a crash leaves the old one or the new one, never half of it."""
         state = {
             "settings": asdict(self.settings),
+            "traffic": asdict(self.traffic),
             "network": self.network.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "environments": [
@@ -659,13 +680,14 @@ class Trainer:
         os.replace(partial, path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint of a run with the same settings and worlds.
+        """Go on from a checkpoint of a run with the same settings, traffic and worlds.
 
         Raises:
-            ValueError: it was made with other settings; the error names them.
+            ValueError: it was made with other settings or traffic; the error names them.
         """
         state = torch.load(path, weights_only=True)
-        now, then = asdict(self.settings), state["settings"]
+        now = asdict(self.settings) | asdict(self.traffic)
+        then = state["settings"] | state.get("traffic", {})
         other = sorted(name for name in now if name != "episodes" and now[name] != then.get(name))
         if other:
             raise ValueError(
@@ -688,6 +710,7 @@ class Trainer:
 
     def write_curve(self, path: Path) -> None:
         """The curve as CSV, a row a rollout."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(Curve.__dataclass_fields__))
             writer.writeheader()

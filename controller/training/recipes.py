@@ -5,26 +5,26 @@ from typing import Final
 from controller.training.ppo import TrainingSettings
 from controller.training.vector_environment import Traffic
 
+PREFERENCES: Final = 0.3
+"""Share of a set policy's episodes with weights drawn at random."""
+
 NAMES: Final = ("ppo", "ppo-set", "ppo-set-strangers", "ppo-flat", "ppo-plain")
 
 
-def recipe(
-    name: str, episodes: int, seed: int, preferences: float = 0.0
-) -> tuple[TrainingSettings, Traffic]:
+def recipe(name: str, episodes: int, seed: int) -> tuple[TrainingSettings, Traffic]:
     """Settings and traffic for a policy.
 
     `ppo-plain` is DRLM's, with its paper's hyperparameters. The others start at the greedy policy
     and stay near it where it is sure (`reward_gain`): a second of wait is worth some 0.0002 of
     DRLM's reward, which a softer start drowns in its own noise. The wait's own weight makes the
     queue felt; small rollouts and a wide bound on their divergence let the policy move far enough
-    in a thousand episodes.
+    in a thousand episodes. Set policies also see other weights than DRLM's, so that they follow
+    those that they are served with.
 
     Args:
         name: one of `NAMES`.
         episodes: in all.
         seed: of everything random.
-        preferences: share of the episodes with weights drawn at random, so that a `ppo-set` follows
-            the weights it is served with.
 
     Raises:
         ValueError: there is no such policy.
@@ -46,4 +46,5 @@ def recipe(
         reward_gain=2000.0 if is_set else 3000.0,
         seed=seed,
     )
+    preferences = PREFERENCES if is_set else 0.0
     return settings, Traffic(rates=(0.5, 3.0), preferences=preferences, down_ratio=0.1)

@@ -1,4 +1,4 @@
-"""Made-up fleets: the one of DRLM's testbed, and strangers to train a general policy on."""
+"""Made-up fleets, to train a policy on that serves any."""
 
 from typing import Final
 
@@ -8,70 +8,23 @@ from controller.routing.ppo.observation import Layout
 from controller.routing.problem import name_key
 from controller.training.vector_environment import World
 
-_TABLE_ONE: Final = (
-    # family, billions, bits, kinds of nodes; DRLM, Table I
-    ("gpt-oss", 20.0, (4,), "JV"),
-    ("gemma2", 2.0, (4,), "NRJOV"),
-    ("gemma3", 0.27, (4, 16), "NRJOV"),
-    ("gemma3", 12.0, (4,), "JV"),
-    ("gemma3", 1.0, (3, 4), "NRJOV"),
-    ("llama3.1", 8.0, (8, 16), "JV"),
-    ("llama3.2", 1.0, (4, 8), "NRJOV"),
-    ("llama3.2", 3.0, (2, 3, 4), "RJOV"),
-    ("qwen3", 0.6, (4, 8, 16), "JV"),
-    ("qwen3", 1.7, (4,), "JV"),
-    ("tinyllama", 1.1, (2, 3, 4, 8), "NRJOV"),
-    ("mistral", 7.0, (8,), "JV"),
-)
-_KINDS: Final = {
-    # nodes, slots, effective GB/s of decoding, prompt tokens/s of 1 B, watts, USD an hour
-    "R": (38, 1, 4.5, 18.0, 7.0, 0.0),
-    "N": (6, 1, 11.0, 90.0, 9.0, 0.0),
-    "O": (2, 1, 40.0, 500.0, 15.0, 0.0),
-    "J": (2, 2, 110.0, 1600.0, 50.0, 0.0),
-    "V": (16, 1, 22.0, 130.0, 120.0, 0.2),
-}
+STRANGERS: Final = range(100, 106)
+"""Seeds of the fleets that a policy for any fleet is trained on."""
+
 _LEVELS: Final = (2, 3, 4, 8, 16)
 _CLASSES: Final = 6
 
 
-def paper_world(seed: int = 0, queries: int = 1258) -> World:
-    """DRLM's 64 nodes and 23 configurations, with made-up speeds and qualities of that order.
-
-    Speeds follow memory bandwidth over model bytes, qualities rise with size and differ by class.
-    For measured ones, use a scenario of `controller.simulator`.
-    """
-    rng = np.random.default_rng(seed)
-    names = "RNOJV"
-    models = [
-        (family, size, bits, "".join(names[names.index(k)] for k in kinds))
-        for family, size, levels, kinds in _TABLE_ONE
-        for bits in levels
-    ]
-    choices = [(family, size) for family, size, _, _ in _TABLE_ONE]
-    hosted = np.array([[kind in kinds for kind in names] for _, _, _, kinds in models])
-    kinds = [_KINDS[kind] for kind in names]
-    return _world(
-        rng,
-        queries,
-        names=[f"{family}-{size:g}b-q{bits}" for family, size, bits, _ in models],
-        billions=np.array([size for _, size, _, _ in models]),
-        bits=np.array([bits for _, _, bits, _ in models]),
-        choice=np.array([choices.index((family, size)) for family, size, _, _ in models]),
-        level=np.array([_LEVELS.index(bits) for _, _, bits, _ in models]),
-        hosted=hosted,
-        counts=np.array([kind[0] for kind in kinds]),
-        slots=np.array([kind[1] for kind in kinds]),
-        bandwidth=np.array([kind[2] for kind in kinds]),
-        prefill=np.array([kind[3] for kind in kinds]),
-        watts=np.array([kind[4] for kind in kinds]),
-        usd=np.array([kind[5] for kind in kinds]) / 3600.0,
-        prefix="node",
-    )
+def strange_worlds() -> list[World]:
+    """The fleets of `STRANGERS`."""
+    return [strange_world(seed) for seed in STRANGERS]
 
 
 def strange_world(seed: int, queries: int = 600) -> World:
-    """A fleet drawn at random: 3 to 7 kinds, 6 to 80 nodes, 4 to 24 models."""
+    """A fleet drawn at random: 3 to 7 kinds, 6 to 80 nodes, 4 to 24 models.
+
+    Speeds follow memory bandwidth over model bytes; qualities rise with size and differ by class.
+    """
     rng = np.random.default_rng(seed)
     kinds, models = int(rng.integers(3, 8)), int(rng.integers(4, 25))
     power = np.sort(np.exp(rng.uniform(np.log(3.0), np.log(250.0), kinds)))

@@ -17,9 +17,21 @@ MASKED: Final = -1e8
 """Logit of what may not be chosen: its probability is 0, and gradients stay finite."""
 
 
+_ROWS: Final = 32
+"""Rows of one product. NumPy's BLAS shares larger ones out among threads, which gains nothing here
+and, on a machine that is busy otherwise, makes a decision wait for a thread that is not running."""
+
+
 def dense(weights: Weights, name: str, values: Float32Array) -> Float32Array:
     """One linear layer, `name.weight` [out, in] and `name.bias` [out]."""
-    return np.asarray(values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
+    transposed, bias = weights[f"{name}.weight"].T, weights[f"{name}.bias"]
+    rows = values.reshape(-1, values.shape[-1])
+    found = np.empty((rows.shape[0], bias.size), dtype=np.float32)
+    for start in range(0, rows.shape[0], _ROWS):
+        part = slice(start, start + _ROWS)
+        np.matmul(rows[part], transposed, out=found[part])
+    found += bias
+    return found.reshape(*values.shape[:-1], bias.size)
 
 
 def normalised(weights: Weights, values: Float32Array) -> Float32Array:

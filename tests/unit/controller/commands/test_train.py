@@ -45,7 +45,8 @@ def test_a_policy_for_the_simulators_cluster_knows_its_nodes(tmp_path: Path) -> 
 def test_inputs_need_a_scenario_of_the_simulator(tmp_path: Path) -> None:
     wrong = tmp_path / "inputs"
     wrong.mkdir()
-    code, output = run("ppo", "--out", str(tmp_path), "--inputs", str(wrong))
+    made_up = ("--scenario", "stranger:1")
+    code, output = run("ppo", "--out", str(tmp_path), "--inputs", str(wrong), *made_up)
     assert code == 2
     assert "give --scenario drlm" in output
     options = ("--scenario", "drlm", "--inputs", str(wrong))

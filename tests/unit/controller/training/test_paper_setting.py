@@ -4,9 +4,9 @@ import pytest
 from controller.training.paper_setting import (
     ANCHORS,
     CLASSES,
-    DEVICES,
     PaperDataError,
     fit_speeds,
+    paper_cluster,
     paper_setting_from,
     table_one,
 )
@@ -22,7 +22,7 @@ needs_data = [
 
 def test_table_one_has_the_papers_numbers():
     models, placements = table_one()
-    assert (len(models), len(placements), len(DEVICES)) == (23, 85, 5)
+    assert (len(models), len(placements), len(paper_cluster().devices)) == (23, 85, 5)
     assert len({model.scale_name for model in models}) == len(ANCHORS) == 12
     assert len({model.family for model in models}) == 8
     assert len({model.billions for model in models}) == 11

@@ -15,11 +15,14 @@ from controller.routing.policy import Budget, FallbackCause
 from controller.routing.ppo.network import factorised_choice, flat_choice, set_logits
 from controller.routing.ppo.observation import candidate_features, candidates_of
 from controller.routing.ppo.policy import LearnedPolicy
+from controller.simulator.inputs import synthetic_inputs
+from controller.simulator.scenario_file import read_scenario
 from controller.storage.policy_files import load_policy
 from controller.training.evaluation import judge, problem_of
 from controller.training.export import artifact_of, export
 from controller.training.ppo import (
     Architecture,
+    Curve,
     Trainer,
     TrainingSettings,
     clipped_policy_loss,
@@ -28,16 +31,24 @@ from controller.training.ppo import (
     masked_entropy,
     masked_log_probabilities,
 )
-from controller.training.vector_environment import Traffic, VectorEnvironment
-from controller.training.worlds import paper_world, strange_world
+from controller.training.scenario_world import world_of
+from controller.training.vector_environment import Traffic, VectorEnvironment, World
+from controller.training.worlds import strange_world
+
+
+def drlm_world(seed: int, queries: int) -> World:
+    cluster = read_scenario("drlm")
+    return world_of(cluster, synthetic_inputs(cluster, seed, queries))
+
 
 TINY = TrainingSettings(episodes=8, requests=12, environments=4, epochs=2, minibatches=2)
+TINY_SET = replace(TINY, architecture="set")
 ARCHITECTURES: tuple[Architecture, ...] = ("factorised", "flat", "set")
 
 
 def tiny(architecture: Architecture, **changes: Any) -> Trainer:
     torch.set_num_threads(1)
-    world = paper_world(3, queries=60)
+    world = drlm_world(3, 60)
     return Trainer(
         [world],
         replace(TINY, architecture=architecture, **changes),
@@ -153,12 +164,29 @@ def test_resumed_training_equals_uninterrupted_training(
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_curve_can_be_read_while_training_goes_on(tmp_path: Path) -> None:
+    rows: list[int] = []
+
+    def look(curve: Curve) -> None:
+        path = tmp_path / "new" / "curve.csv"
+        rows.append(len(path.read_text().splitlines()) - 1 if path.exists() else 0)
+
+    trainer = tiny("set", episodes=12)
+    trainer.train(look, tmp_path / "checkpoint.pt", tmp_path / "new" / "curve.csv", every=1)
+    assert rows == [0, 1, 2]
+    assert len((tmp_path / "new" / "curve.csv").read_text().splitlines()) == 1 + 3
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
 def test_checkpoint_of_other_settings_is_refused_by_name(tmp_path: Path) -> None:
     first = tiny("set")
     first.advance()
     first.save(tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match="another discount"):
         tiny("set", discount=0.5).load(tmp_path / "checkpoint.pt")
+    fleets = [drlm_world(3, 60)]
+    with pytest.raises(ValueError, match="another down_ratio, preferences"):
+        Trainer(fleets, TINY_SET, Traffic(rates=(1.0, 2.0))).load(tmp_path / "checkpoint.pt")
 
 
 @settings(deadline=None, max_examples=15)
@@ -174,7 +202,7 @@ def test_no_sampled_action_is_ever_masked(seed: int, architecture: Architecture)
 
 def test_training_learns_and_beats_random_by_far(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    world = paper_world(1, queries=80)
+    world = drlm_world(1, 80)
     trainer = Trainer(
         [world],
         TrainingSettings(
@@ -213,18 +241,21 @@ def test_training_without_the_greedy_start_raises_the_reward() -> None:
 @pytest.mark.parametrize("architecture", ["factorised", "flat"])
 def test_policy_of_a_fleet_refuses_several(architecture: Architecture) -> None:
     with pytest.raises(ValueError, match="one fleet"):
-        Trainer([paper_world(0, 10), paper_world(1, 10)], replace(TINY, architecture=architecture))
+        Trainer(
+            [strange_world(0, 10), strange_world(1, 10)], replace(TINY, architecture=architecture)
+        )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_served_policy_takes_its_fleet_with_nodes_away_and_leaves_strangers_to_the_fall_back(
     architecture: Architecture, tmp_path: Path
 ) -> None:
-    trainer = tiny(architecture)
+    # Enough to have seen most of what the inputs can be.
+    trainer = tiny(architecture, episodes=32, requests=30, environments=8)
     trainer.train()
     export(trainer, tmp_path / "policy", "test")
     policy = LearnedPolicy("ppo", load_policy(tmp_path / "policy"))
-    world = paper_world(3, queries=60)
+    world = drlm_world(3, 60)
     known = judge(policy, world, 10, 1.0, 1, down_ratio=0.3)
     assert known.fallback_ratio <= 0.5
     stranger = problem_of(
@@ -239,7 +270,7 @@ def test_served_policy_takes_its_fleet_with_nodes_away_and_leaves_strangers_to_t
 
 def test_serving_sees_what_training_saw() -> None:
     """The shortlist of a problem has the features of the environment's candidates."""
-    environment = VectorEnvironment(paper_world(2, 30), 1, np.random.default_rng(1))
+    environment = VectorEnvironment(strange_world(2, 30), 1, np.random.default_rng(1))
     rng = np.random.default_rng(2)
     for _ in range(30):
         trained, nodes = environment.candidates()

@@ -17,9 +17,11 @@ def test_the_plain_policy_has_the_papers_hyperparameters() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_has_a_recipe_with_its_seed(name: str) -> None:
-    settings, _ = recipe(name, 40, 7)
+    settings, traffic = recipe(name, 40, 7)
     assert (settings.episodes, settings.seed) == (40, 7)
     assert (settings.architecture == "set") == name.startswith("ppo-set")
+    # What serves under any weights has to see some.
+    assert (traffic.preferences > 0.0) == name.startswith("ppo-set")
 
 
 def test_an_unknown_policy_has_none() -> None:

@@ -8,8 +8,10 @@ from controller.simulator.inputs import InputsError, pair_names, scenario_of
 from controller.simulator.scenario_file import read_scenario
 from controller.training.fit_predictors import fit, split_queries
 from controller.training.measurement_table import TrainingTable
-from controller.training.paper_setting import DEVICES, TIME_SIGMA, PaperSetting, table_one
+from controller.training.paper_setting import TIME_SIGMA, PaperSetting, paper_cluster, table_one
 from controller.training.simulation_inputs import simulation_inputs
+
+DEVICES = paper_cluster().devices
 
 
 def embed(texts):
