@@ -7,7 +7,7 @@ parts are those that serve: embedding model, fitted predictors, formulation, lea
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -17,28 +17,42 @@ import numpy as np
 from controller.domain.cluster import (
     Calibration,
     ClusterSnapshot,
-    Destination,
-    NetworkPath,
-    Node,
     NodeKind,
-    NodeState,
     PowerProfile,
     TokenPrice,
+)
+from controller.domain.node_report import (
+    Health,
+    ModelPhase,
+    NodeAttributes,
+    NodeHello,
+    ReportedModel,
 )
 from controller.domain.request import InferenceRequest, Sampling
 from controller.ids import ModelName, NodeId, RequestId
 from controller.predictors.class_conditioned import ClassConditioned
-from controller.predictors.embedding import EmbeddingBackend
+from controller.predictors.embedding import CachedEmbedding, EmbeddingBackend
 from controller.predictors.fitted import FittedPredictors
+from controller.profiler.state import HealthReported, NodeConnected, ProfilerState
 from controller.request_manager.estimates import combined
 from controller.routing.formulation import formulate
 from controller.routing.policy import Budget, RoutingPolicy
 from controller.routing.ppo.observation import DRLM_WEIGHTS
+from controller.routing.problem import FloatArray
 from controller.simulator.cluster import ClusterDescription
 
 _MAX_TOKENS: Final = 256
+_INTERVAL_SECONDS: Final = 1.0
 _PARTS: Final = ("embedding", "predictions", "state", "policy")
-_SUBJECTS: Final = ("sheep", "goats", "apples", "boats", "letters", "stamps", "lamps", "bricks")
+_EPISODE: Final = 100
+_WARM_UP: Final = 5
+_FORMS: Final = (
+    "A farmer has {0} sheep, and all but 9 get lost. Then he buys twice as many as are left, while "
+    "his neighbour, who owns {1} goats, sells a third of them. How many animals do both have now?",
+    "Where would you put {0} plates after washing {1} of them, on a shelf or in a garden?",
+    "Which of {0} organelles of a cell makes most of its energy, and what do {1} others do?",
+    "What happens if you swallow {0} seeds of a water melon and wait for {1} days?",
+)
 
 
 def decision_section(
@@ -50,9 +64,12 @@ def decision_section(
 ) -> dict[str, Any]:
     """Milliseconds of each part and of the whole for one new query, on one core.
 
-    Every query is a text that was not seen before, and nodes have work waiting that differs from
-    query to query. `total` is the whole; `without_embedding` is what is left when the embedding is
-    taken away.
+    Every query is a text that was not seen before; nodes have ahead of them what was sent to them,
+    as if a query came every second, a hundred after the fleet was idle. `total` is the whole and
+    `without_embedding` what is left when the embedding's time is taken away; the caches are then
+    the embedding's. `remembered` is the whole for the same queries when their embeddings are known.
+    `snapshot` is what the profiler takes to tell the state of the fleet beforehand; one serves a
+    whole batch, and it is not in the others.
 
     Args:
         embedding: embeds each text anew.
@@ -61,19 +78,60 @@ def decision_section(
         cluster: the fleet.
         repeats: queries that are timed, after a few that are not.
     """
-    conditioned = ClassConditioned(fitted)
-    snapshot = snapshot_of(cluster)
-    limits = np.full(1, float(_MAX_TOKENS))
-    rng = np.random.default_rng(0)
-    found: dict[str, list[float]] = {name: [] for name in _PARTS}
-    fallbacks: Counter[str] = Counter()
     with _one_core():
-        for at in range(-5, repeats):  # the first ones compile
-            asked, busy = _request(at), _with_backlog(snapshot, rng)
+        decisions = _Decisions(cluster, fitted, policy)
+        anew = decisions.timed(embedding, repeats)
+        fallbacks = dict(decisions.fallbacks)
+        known = CachedEmbedding(embedding)
+        known.embed([_request(at).text for at in range(-_WARM_UP, repeats)])
+        remembered = decisions.timed(known, repeats)
+    figures: dict[str, Any] = {
+        "nodes": len(decisions.snapshot.nodes),
+        "destinations": len(decisions.snapshot.destinations),
+        "predicted_destinations": decisions.predicted_destinations,
+        "queries": repeats,
+        "policy": policy.name,
+        "fallbacks": fallbacks,
+    }
+    for at, name in enumerate(_PARTS):
+        figures |= percentiles(name, anew[:, at])
+    return {
+        **figures,
+        **percentiles("without_embedding", anew[:, 1:].sum(axis=1)),
+        **percentiles("remembered", remembered.sum(axis=1)),
+        **percentiles("total", anew.sum(axis=1)),
+        **percentiles("snapshot", decisions.snapshot_seconds),
+    }
+
+
+class _Decisions:
+    """The parts that serve, over one fleet."""
+
+    def __init__(
+        self, cluster: ClusterDescription, fitted: FittedPredictors, policy: RoutingPolicy
+    ) -> None:
+        profiler = profiler_of(cluster)
+        self.snapshot = profiler.snapshot(0.0)
+        self.snapshot_seconds = _seconds_of(lambda: profiler.snapshot(0.0))
+        self.fallbacks: Counter[str] = Counter()
+        self.predicted_destinations = 0
+        self._conditioned = ClassConditioned(fitted)
+        self._policy = policy
+
+    def timed(self, embedding: EmbeddingBackend, repeats: int) -> FloatArray:
+        """float64[repeats, parts], seconds of each part for each query."""
+        limits = np.full(1, float(_MAX_TOKENS))
+        rng = np.random.default_rng(0)
+        waits = np.zeros(len(self.snapshot.nodes))
+        found = np.empty((repeats, len(_PARTS)))
+        for at in range(-_WARM_UP, repeats):  # the first ones compile
+            idle_again = at % _EPISODE == 0
+            waits = np.maximum(0.0, waits - (np.inf if idle_again else _INTERVAL_SECONDS))
+            asked, busy = _request(at), _with_backlog(self.snapshot, waits)
             moments = [time.perf_counter()]
             embedded = embedding.embed([asked.text])
             moments.append(time.perf_counter())
-            told = conditioned.predict([asked.text], embedded, limits, busy)
+            told = self._conditioned.predict([asked.text], embedded, limits, busy)
             estimates = combined([asked], busy, None, told)
             moments.append(time.perf_counter())
             batch = formulate(
@@ -87,36 +145,32 @@ def decision_section(
                 class_quality=estimates.class_quality,
             )
             moments.append(time.perf_counter())
-            decision = policy.decide(batch.problem, rng, Budget())
+            decision = self._policy.decide(batch.problem, rng, Budget())
             moments.append(time.perf_counter())
+            chosen = int(decision.assignment[0])
+            waits[batch.problem.node_of[chosen]] += batch.problem.work_seconds[0, chosen]
             if at >= 0:
-                fallbacks[decision.fallback_reason] += 1
-                for name, seconds in zip(_PARTS, np.diff(moments), strict=True):
-                    found[name].append(float(seconds))
-    total = np.sum([found[name] for name in _PARTS], axis=0)
-    figures: dict[str, Any] = {
-        "nodes": len(snapshot.nodes),
-        "destinations": len(snapshot.destinations),
-        "queries": repeats,
-        "predicted_destinations": sum(not gap for gap in told.gaps_of_destinations),
-        "policy": policy.name,
-        "fallbacks": {reason: count for reason, count in fallbacks.items() if reason},
-    }
-    for name in _PARTS:
-        figures |= percentiles(name, np.array(found[name]))
-    return {
-        **figures,
-        **percentiles("without_embedding", total - np.array(found["embedding"])),
-        **percentiles("total", total),
-    }
+                self.fallbacks.update({why.value: n for why, n in decision.fallbacks.items()})
+                found[at] = np.diff(moments)
+        self.predicted_destinations = sum(not gap for gap in told.gaps_of_destinations)
+        return found
 
 
-def percentiles(name: str, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+def percentiles(name: str, seconds: FloatArray) -> dict[str, float]:
     """Median and 95th percentile in milliseconds, under names that say so."""
     return {
         f"{name}_milliseconds_p50": float(np.median(seconds) * 1e3),
         f"{name}_milliseconds_p95": float(np.percentile(seconds, 95) * 1e3),
     }
+
+
+def _seconds_of(call: Callable[[], object], repeats: int = 50) -> FloatArray:
+    found = np.empty(repeats)
+    for at in range(repeats):
+        started = time.perf_counter()
+        call()
+        found[at] = time.perf_counter() - started
+    return found
 
 
 @contextmanager
@@ -134,20 +188,13 @@ def _one_core() -> Iterator[None]:
 
 
 def _request(number: int) -> InferenceRequest:
-    subject = _SUBJECTS[number % len(_SUBJECTS)]
-    text = (
-        f"A farmer has {17 + number} {subject}, and all but {9 + number} get lost. Then he buys "
-        "twice as many as are left, while his neighbour, who owns twelve more, sells a third of "
-        f"them. How many {subject} do both have now?"
-    )
+    text = _FORMS[number % len(_FORMS)].format(17 + number, 1012 - number)
     return InferenceRequest(
         RequestId(f"query-{number}"), text, sampling=Sampling(max_tokens=_MAX_TOKENS)
     )
 
 
-def _with_backlog(snapshot: ClusterSnapshot, rng: np.random.Generator) -> ClusterSnapshot:
-    """The fleet with a third of its nodes at work."""
-    waits = rng.exponential(5.0, len(snapshot.nodes)) * (rng.random(len(snapshot.nodes)) < 1 / 3)
+def _with_backlog(snapshot: ClusterSnapshot, waits: FloatArray) -> ClusterSnapshot:
     nodes = [
         replace(node, backlog_seconds=float(seconds))
         for node, seconds in zip(snapshot.nodes, waits, strict=True)
@@ -155,43 +202,33 @@ def _with_backlog(snapshot: ClusterSnapshot, rng: np.random.Generator) -> Cluste
     return replace(snapshot, nodes=tuple(nodes))
 
 
-def snapshot_of(cluster: ClusterDescription) -> ClusterSnapshot:
-    """A described cluster as a live controller would see it; its calibrations are made up."""
+def profiler_of(cluster: ClusterDescription) -> ProfilerState:
+    """What a live controller knows when a described cluster has connected, idle.
+
+    How fast a model decodes where is made up, and takes no part in what is timed.
+    """
+    profiler = ProfilerState(stale_seconds=3600.0)
+    of_node: list[list[ReportedModel]] = [[] for _ in cluster.node_names]
     groups = [cluster.groups[at] for at in cluster.group_of_node]
-    nodes = [
-        Node(
-            NodeId(name),
-            NodeKind.EDGE,
-            NodeState.READY,
-            PowerProfile(group.idle_watts, group.active_watts),
-            NetworkPath(0.005, 1e8, 1e8),
-            0.0,
-            0,
-            device=cluster.devices[group.device],
-        )
-        for name, group in zip(cluster.node_names, groups, strict=True)
-    ]
-    destinations = []
     for at, model in zip(*cluster.destinations, strict=True):
         placed = cluster.models[model]
         configuration = placed.configuration
         rate = 1e10 / placed.read_bytes * groups[at].speed_ratio
-        destinations.append(
-            Destination(
-                nodes[at].node_id,
-                ModelName(configuration.name),
-                configuration.family,
-                configuration.billions,
-                f"Q{configuration.quantisation_bits}_0",
-                4096,
-                groups[at].slots,
-                True,
-                Calibration(5.0 * rate, rate, rate),
-                TokenPrice(),
-                0.5,
-                "prior",
-                0,
-                4.0,
+        of_node[at].append(
+            ReportedModel(
+                ModelName(configuration.name), configuration.family, configuration.billions,
+                f"Q{configuration.quantisation_bits}_0", "", ModelPhase.READY, "", 4096,
+                groups[at].slots, Calibration(5.0 * rate, rate, rate), TokenPrice(), True, 4.0,
             )
-        )
-    return ClusterSnapshot(tuple(nodes), tuple(destinations))
+        )  # fmt: skip
+    for name, group, models in zip(cluster.node_names, groups, of_node, strict=True):
+        device = cluster.devices[group.device]
+        attributes = NodeAttributes(
+            NodeKind.EDGE, device.kind, device.cores, device.memory_bytes, "", "", "",
+            PowerProfile(group.idle_watts, group.active_watts),
+        )  # fmt: skip
+        hello = NodeHello(NodeId(name), "start", attributes, tuple(models))
+        profiler.apply(NodeConnected(hello, False), 0.0)
+        idle = Health(1.0, 0.1, 1 << 30, None, None, "none", None, (), ())
+        profiler.apply(HealthReported(hello.node_id, idle), 0.0)
+    return profiler

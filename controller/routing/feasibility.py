@@ -6,6 +6,7 @@ A constraint is never weighed against the objective: it takes the pair away.
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -170,11 +171,9 @@ def judge_pairs(
     too_long = predictions.prompt_tokens + predictions.output_tokens > context
     refused_by[too_long] |= _BIT[RefusalReason.CONTEXT_TOO_SMALL]
 
-    lacks_template = np.array([not d.has_chat_template for d in destinations], dtype=np.bool_)
-    takes_no_raw = np.array([d.refuses_raw_prompts for d in destinations], dtype=np.bool_)
-    keeps_no_format = np.array(
-        [not d.supports_response_format for d in destinations], dtype=np.bool_
-    )
+    has_template = _flags("has_chat_template", destinations)
+    takes_no_raw = _flags("refuses_raw_prompts", destinations)
+    keeps_format = _flags("supports_response_format", destinations)
     in_cloud = np.array([node.kind is not NodeKind.EDGE for node in snapshot.nodes])[node_of]
     for r, request in enumerate(requests):
         row, limits = refused_by[r], request.constraints
@@ -185,11 +184,11 @@ def judge_pairs(
                 RefusalReason.OTHER_NODE
             ]
         if request.is_chat:
-            row[lacks_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
+            row[~has_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
         else:
             row[takes_no_raw] |= _BIT[RefusalReason.NO_RAW_PROMPTS]
         if request.response_format is not None:
-            row[keeps_no_format] |= _BIT[RefusalReason.NO_RESPONSE_FORMAT]
+            row[~keeps_format] |= _BIT[RefusalReason.NO_RESPONSE_FORMAT]
         if limits.min_quality_ratio is not None:
             too_low = predictions.quality[r] < limits.min_quality_ratio
             row[too_low] |= _BIT[RefusalReason.QUALITY_TOO_LOW]
@@ -202,6 +201,10 @@ def judge_pairs(
         if limits.edge_only:
             row[in_cloud] |= _BIT[RefusalReason.NOT_ON_EDGE]
     return FeasibilityReport(refused_by == 0, refused_by, tuple(requests), snapshot, predictions)
+
+
+def _flags(name: str, destinations: Sequence[Destination]) -> BoolArray:
+    return np.fromiter(map(attrgetter(name), destinations), np.bool_, len(destinations))
 
 
 def _takes_work(node: Node) -> bool:
