@@ -4,6 +4,7 @@ FAISS is imported when the first index is made, so that a controller without pro
 starts without it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -30,8 +31,8 @@ _AGREEING: Final = 64
 _LEAST_AGREEMENT: Final = 0.9
 _GRAPH_FILE: Final = "graph.faiss"
 _PARTS_FILE: Final = "graph.npz"
-_BLOCK: Final = 16_384
-"""Vectors converted at once, which bounds the copies."""
+_BLOCK: Final = 4_096
+"""Vectors turned into 32-bit numbers at once, which bounds the copies to some megabytes."""
 
 _KEPT_DIMENSIONS: Final = 192
 """Principal directions of the vectors that the graph is made and searched by. Of all-MiniLM-L6-v2
@@ -80,15 +81,21 @@ class NeighbourIndex(Protocol):
 
 
 class FlatIndex:
-    """Exact search."""
+    """Exact search.
+
+    FAISS searches a copy of its own, the faster way, while there are few vectors. Beyond
+    `FLAT_UP_TO`, where an approximate index is on its way, such a copy would take more memory than
+    everything else, so the vectors themselves are compared, block by block.
+    """
 
     def __init__(self, dimension: int) -> None:
-        self._index = _faiss().IndexFlatIP(dimension)
+        self._copy: Any = _faiss().IndexFlatIP(dimension)
+        self._size = 0
 
     @property
     def size(self) -> int:
         """How many vectors there are."""
-        return int(self._index.ntotal)
+        return self._size
 
     @property
     def recall_at_10(self) -> float | None:
@@ -97,16 +104,20 @@ class FlatIndex:
 
     def add(self, vectors: Vectors) -> None:
         """Append vectors."""
-        for start in range(0, len(vectors), _BLOCK):
-            part = vectors[start : start + _BLOCK]
-            self._index.add(np.ascontiguousarray(part, dtype=np.float32))
+        self._size += len(vectors)
+        if self._size > FLAT_UP_TO:
+            self._copy = None
+        if self._copy is not None:
+            self._copy.add(np.ascontiguousarray(vectors, dtype=np.float32))
 
     def search(
         self, queries: FloatArray, neighbours: int, vectors: Vectors
     ) -> tuple[FloatArray, IntArray]:
         """The nearest vectors; nothing is missed."""
-        is_small = self.size <= FLAT_UP_TO
-        return _search(self._index, queries, min(neighbours, self.size), is_small=is_small)
+        wanted = min(neighbours, self._size)
+        if self._copy is not None:
+            return _search(self._copy, queries, wanted)
+        return exact_search(vectors, queries, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +166,10 @@ class GraphIndex:
         faiss = _faiss()
         plan = plan or GraphPlan()
         chosen = rng.choice(len(vectors), min(_FITTED_VECTORS, len(vectors)), replace=False)
-        sample = np.asarray(vectors[np.sort(chosen)], dtype=np.float32)
+        sample = vectors[np.sort(chosen)]
         basis = _principal_directions(sample, min(_KEPT_DIMENSIONS, vectors.shape[1]))
-        scale = 127.0 / max(float(np.abs(sample @ basis).max()), 1e-6)
+        greatest = max(float(np.abs(part @ basis).max()) for part in _blocks(sample, np.float32))
+        scale = 127.0 / max(greatest, 1e-6)
         index = faiss.IndexHNSWSQ(
             basis.shape[1],
             faiss.ScalarQuantizer.QT_8bit_direct_signed,
@@ -242,8 +254,8 @@ class GraphIndex:
 
     def add(self, vectors: Vectors) -> None:
         """Append vectors."""
-        for start in range(0, len(vectors), _BLOCK):
-            self._index.add(self._whole(vectors[start : start + _BLOCK]))
+        for part in _blocks(vectors, np.float32):
+            self._index.add(self._whole(part))
 
     def search(
         self, queries: FloatArray, neighbours: int, vectors: Vectors
@@ -252,7 +264,7 @@ class GraphIndex:
         wanted = min(neighbours, self.size)
         candidates_wanted = min(wanted + _SPARE, self.size)
         self._index.hnsw.efSearch = max(self._beam, candidates_wanted)
-        position = _search(self._index, self._whole(queries), candidates_wanted, is_small=True)[1]
+        position = _search(self._index, self._whole(queries), candidates_wanted)[1]
         candidates = vectors[np.maximum(position, 0)].astype(
             np.float32
         )  # [R, K + spare, dimension]
@@ -334,21 +346,26 @@ def overlap_ratio(found: IntArray, wanted: IntArray, without: IntArray | None = 
     return float(np.mean(shares)) if shares else 1.0
 
 
-def _principal_directions(sample: FloatArray, kept: int) -> FloatArray:
+def _blocks(vectors: Vectors, kind: type[np.floating[Any]]) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(vectors), _BLOCK):
+        yield np.asarray(vectors[start : start + _BLOCK], dtype=kind)
+
+
+def _principal_directions(sample: Vectors, kept: int) -> FloatArray:
     """float32[dimension, kept]; about the origin, since inner products are."""
-    moments = sample.T.astype(np.float64) @ sample.astype(np.float64)
+    moments = np.zeros((sample.shape[1], sample.shape[1]))
+    for part in _blocks(sample, np.float64):
+        moments += part.T @ part
     return np.ascontiguousarray(np.linalg.eigh(moments)[1][:, ::-1][:, :kept], dtype=np.float32)
 
 
-def _search(
-    index: Any, queries: FloatArray, neighbours: int, *, is_small: bool
-) -> tuple[FloatArray, IntArray]:
+def _search(index: Any, queries: FloatArray, neighbours: int) -> tuple[FloatArray, IntArray]:
     if neighbours < 1 or len(queries) == 0:
         shape = (len(queries), 0)
         return np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
     faiss = _faiss()
     threads = faiss.omp_get_max_threads()  # of this thread only, as OpenMP has it
-    if is_small and len(queries) <= _FEW:
+    if len(queries) <= _FEW:
         faiss.omp_set_num_threads(1)
     try:
         similarity, position = index.search(
