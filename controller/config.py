@@ -103,10 +103,14 @@ class QualitySettings:
         is_enabled: False routes by the prior of a model's size alone.
         embedding_dir: where the embedding model is; empty takes the cache folder, which
             `edge-controller embedding export` fills.
+        max_prompts: how many profiled prompts are kept; those that were silent longest go first.
+        keep_days: how long a prompt is kept after its last outcome; 0 keeps it whatever its age.
     """
 
     is_enabled: bool = True
     embedding_dir: str = ""
+    max_prompts: int = 1_000_000
+    keep_days: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +372,7 @@ _NOT_NEGATIVE: Final = (
     "batching.window_seconds",
     "batching.quiet_seconds",
     "routing.seed",
+    "quality.keep_days",
     "limits.kept_records",
 )
 _ABOVE_ZERO: Final = (
@@ -375,6 +380,10 @@ _ABOVE_ZERO: Final = (
     "batching.max_waiting_requests",
     "batching.max_attempts",
     "routing.budget_seconds",
+    "quality.max_prompts",
+    "storage.keep_days",
+    "storage.max_requests",
+    "storage.max_megabytes",
     "fleet.health_interval_seconds",
     "fleet.lease_seconds",
     "fleet.probe_interval_seconds",

@@ -20,7 +20,8 @@ from controller.predictors.neighbours import (
     paper_quality,
     shrunk_quality,
 )
-from controller.profiler.quality_store import QualityStore, StoreContents, prompt_digest
+from controller.profiler.quality_store import QualityStore, prompt_digest
+from controller.profiler.store_contents import StoreContents
 
 FloatArray = NDArray[np.float64]
 

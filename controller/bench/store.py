@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from controller.predictors.neighbour_index import exact_search, overlap_ratio
 from controller.predictors.neighbours import Shrinkage, Target, shrunk_quality
-from controller.profiler.quality_store import EMBEDDING_DIMENSION, QualityStore, StoreContents
+from controller.profiler.quality_store import EMBEDDING_DIMENSION, QualityStore
+from controller.profiler.store_contents import StoreContents
 
 SIZES: Final = (36_497, 1_000_000)
 """RouterBench's prompts, and the size that the store is made for."""

@@ -3,6 +3,8 @@
 Everything here blocks and is called from threads; `request_manager` keeps it off the event loop.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from controller.predictors.embedding import (
 )
 from controller.predictors.neighbour_lengths import LengthPrior, answer_lengths
 from controller.predictors.neighbours import Shrinkage, Source, Target, shrunk_quality
+from controller.profiler.index_build import StoreBounds
 from controller.profiler.quality_store import QualityRecord, prompt_digest
 from controller.routing.formulation import answer_tokens_at
 from controller.routing.problem import FloatArray, IntArray
@@ -81,17 +84,41 @@ def destination_key(node_id: str, model: str) -> str:
     return f"{node_id}/{model}"
 
 
+@dataclass(frozen=True, slots=True)
+class QualityRetention:
+    """What bounds the quality store.
+
+    Attributes:
+        max_prompts: those that were silent longest go first.
+        days: how long a prompt is kept after its last outcome.
+    """
+
+    max_prompts: int = 1_000_000
+    days: float = math.inf
+
+    def bounds(self, now: float) -> StoreBounds:
+        """What a store may hold at this time, seconds since 1970."""
+        return StoreBounds(self.max_prompts, now - 86_400 * self.days)
+
+
 class QualityPredictor:
     """Estimates from profiled prompts; safe to call from several threads.
 
     Args:
         backend: embeds prompts.
         folder: the store and the files that keep it.
+        retention: what `maintain` lets the store keep.
     """
 
-    def __init__(self, backend: EmbeddingBackend, folder: QualityFolder) -> None:
+    def __init__(
+        self,
+        backend: EmbeddingBackend,
+        folder: QualityFolder,
+        retention: QualityRetention | None = None,
+    ) -> None:
         self._backend = CachedEmbedding(backend)
         self._folder = folder
+        self._retention = retention or QualityRetention()
         self._shrinkage = Shrinkage()
 
     @property
@@ -159,22 +186,26 @@ class QualityPredictor:
             ]
         )
 
-    def maintain(self) -> None:
-        """Build the index that a grown store needs, and fold the journal into the store's files.
+    def maintain(self) -> int:
+        """Drop what is not to be kept, build the index that a grown store needs, tidy the files.
 
-        Blocks for minutes in a store of a million prompts; estimates go on meanwhile, by exact
-        search. Does nothing while the store is small.
+        Blocks for minutes in a store of a million prompts; estimates go on meanwhile, with the
+        index in use. Does nothing while the store is small and young.
+
+        Returns:
+            how many prompts were dropped.
 
         Raises:
             QualityFilesError: it cannot be written.
         """
         store = self._folder.store
-        build = store.index_build()
+        build = store.index_build(bounds=self._retention.bounds(time.time()))
         if build is not None:
             build.run()
             store.adopt(build)
         if build is not None or self._folder.journal_records > _COMPACT_AFTER:
             self._folder.compact()
+        return 0 if build is None else build.dropped_prompts
 
     def close(self) -> None:
         """Close the files."""
@@ -217,4 +248,5 @@ def open_quality_predictor(settings: QualitySettings, data_dir: Path) -> Quality
     backend = open_embedding(settings)
     folder = data_dir / "quality"
     store = QualityFolder(folder, backend.dimension, embedding_model=backend.model)
-    return QualityPredictor(backend, store)
+    retention = QualityRetention(settings.max_prompts, settings.keep_days or math.inf)
+    return QualityPredictor(backend, store, retention)

@@ -10,7 +10,7 @@ on another. Building an approximate index takes long and holds the lock only at 
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,20 +24,30 @@ from controller.predictors.neighbour_index import (
     GraphIndex,
     NeighbourIndex,
 )
-from controller.predictors.neighbours import Evidence, Source, Target
+from controller.predictors.neighbours import Evidence, Target
+from controller.profiler.index_build import IndexBuild, StoreBounds, kept_rows
+from controller.profiler.neighbour_outcomes import (
+    centres,
+    filled_from_model,
+    gathered,
+    own_outcomes,
+    with_identical_first,
+)
+from controller.profiler.outcome_table import OutcomeTable
+from controller.profiler.store_contents import (
+    UNIT_LENGTH_WITHIN,
+    InvalidRecordError,
+    StoreContents,
+    check_contents,
+)
 
 EMBEDDING_DIMENSION: Final = 384
 """Of all-MiniLM-L6-v2."""
 
-_UNIT_LENGTH_WITHIN: Final = 1e-2
 _REBUILD_GROWTH: Final = 2.0
 """An approximate index is built anew when the prompts have grown this much since."""
 
 FloatArray = NDArray[np.float64]
-
-
-class InvalidRecordError(ValueError):
-    """A record cannot be stored; its text says which field is wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,46 +92,6 @@ class ColumnSummary:
     answered_prompts: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoreContents:
-    """Everything in a store, as arrays: P prompts in order of arrival, C destinations.
-
-    Attributes:
-        digests: uint8[P, 16].
-        embeddings: float16[P, dimension]; half the memory, and no order of neighbours that matters
-            hangs on the rest.
-        destinations: names of the columns.
-        models: of each column.
-        scores: float32[P, C], NaN where not scored.
-        score_counts: uint16[P, C]; observations behind each.
-        tokens: float32[P, C], NaN where not known.
-        token_counts: uint16[P, C]; 0 beside a number means that only answers that were cut off are
-            known, the longest of which had so many tokens.
-    """
-
-    digests: NDArray[np.uint8]
-    embeddings: NDArray[np.float16]
-    destinations: tuple[str, ...]
-    models: tuple[str, ...]
-    scores: NDArray[np.float32]
-    score_counts: NDArray[np.uint16]
-    tokens: NDArray[np.float32]
-    token_counts: NDArray[np.uint16]
-
-
-class IndexBuild:
-    """An approximate index on its way; `run` it off the event loop, then let the store adopt it."""
-
-    def __init__(self, vectors: NDArray[np.float16], seed: int) -> None:
-        self._vectors = vectors
-        self._seed = seed
-        self.index: GraphIndex | None = None
-
-    def run(self) -> None:
-        """Build; takes about two minutes for a million prompts."""
-        self.index = GraphIndex.build(self._vectors, np.random.default_rng(self._seed))
-
-
 def prompt_digest(text: str) -> bytes:
     """16 bytes that stand for a prompt's exact text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -144,8 +114,9 @@ class QualityStore:
         self._models: list[str] = []
         self._digests = np.zeros((0, 16), dtype=np.uint8)
         self._embeddings = np.zeros((0, dimension), dtype=np.float16)
-        self._scores = _Table()
-        self._tokens = _Table()
+        self._seen_times = np.zeros(0)
+        self._scores = OutcomeTable()
+        self._tokens = OutcomeTable()
         self._index: NeighbourIndex | None = None
         self._built_for = 0
 
@@ -184,15 +155,20 @@ class QualityStore:
         Raises:
             InvalidRecordError: the arrays do not fit together, or hold what no record can.
         """
-        _check(contents)
+        check_contents(contents)
         store = cls(contents.embeddings.shape[1], flat_up_to)
         store._rows = {bytes(digest): row for row, digest in enumerate(contents.digests)}
         store._columns = {name: column for column, name in enumerate(contents.destinations)}
         store._models = list(contents.models)
         store._digests = contents.digests.copy()
         store._embeddings = np.ascontiguousarray(contents.embeddings, dtype=np.float16)
-        store._scores = _Table.of(contents.scores, contents.score_counts)
-        store._tokens = _Table.of(contents.tokens, contents.token_counts)
+        store._seen_times = (
+            np.full(len(contents.digests), np.inf)
+            if contents.seen_times is None
+            else contents.seen_times.astype(np.float64)
+        )
+        store._scores = OutcomeTable.of(contents.scores, contents.score_counts)
+        store._tokens = OutcomeTable.of(contents.tokens, contents.token_counts)
         # A fixed seed: it only picks which rows are looked at.
         if index is not None and index.agrees_with(store._embeddings, np.random.default_rng(0)):
             store._index = index
@@ -203,18 +179,19 @@ class QualityStore:
         return store
 
     def contents(self) -> StoreContents:
-        """Everything, copied."""
+        """Everything as it is now; what later outcomes may change is copied."""
         with self._lock:
             shape = (len(self._rows), len(self._columns))
             return StoreContents(
-                digests=self._digests[: shape[0]].copy(),
-                embeddings=self._embeddings[: shape[0]].copy(),
+                digests=self._digests[: shape[0]],  # a row is never written twice
+                embeddings=self._embeddings[: shape[0]],
                 destinations=tuple(self._columns),
                 models=tuple(self._models),
                 scores=self._scores.means(shape).copy(),
                 score_counts=self._scores.counts(shape).copy(),
                 tokens=self._tokens.means(shape).copy(),
                 token_counts=self._tokens.counts(shape).copy(),
+                seen_times=self._seen_times[: shape[0]].copy(),
             )
 
     def check(self, record: QualityRecord) -> None:
@@ -231,7 +208,7 @@ class QualityStore:
                 f"the embedding has shape {embedding.shape}; this store takes ({self._dimension},)"
             )
         length = float(np.linalg.norm(embedding.astype(np.float64)))
-        if not abs(length - 1.0) <= _UNIT_LENGTH_WITHIN:
+        if not abs(length - 1.0) <= UNIT_LENGTH_WITHIN:
             raise InvalidRecordError(f"the embedding has length {length:g}; normalise it to 1")
         if not record.destination or not record.model:
             raise InvalidRecordError("a record names its destination and its model")
@@ -248,8 +225,12 @@ class QualityStore:
                 f"not {record.model!r}; name the destination anew when its model changes"
             )
 
-    def add(self, records: Iterable[QualityRecord]) -> None:
+    def add(self, records: Iterable[QualityRecord], seen_time: float = math.inf) -> None:
         """Take records in, all or none.
+
+        Args:
+            records: in any order.
+            seen_time: when the outcomes came, seconds since 1970; infinite ones never age.
 
         Raises:
             InvalidRecordError: a record cannot be stored; nothing was taken in.
@@ -264,18 +245,20 @@ class QualityStore:
                         f"these records give {record.destination!r} two models"
                     )
             for record in records:
-                self._add(record)
+                self._add(record, seen_time)
             self._index_new_rows()
 
-    def _add(self, record: QualityRecord) -> None:
+    def _add(self, record: QualityRecord, seen_time: float) -> None:
         row = self._rows.get(record.prompt_digest)
         if row is None:
             row = len(self._rows)
             self._digests = _with_room(self._digests, row + 1)
             self._embeddings = _with_room(self._embeddings, row + 1)
+            self._seen_times = _with_room(self._seen_times, row + 1)
             self._digests[row] = np.frombuffer(record.prompt_digest, dtype=np.uint8)
             self._embeddings[row] = record.embedding
             self._rows[record.prompt_digest] = row
+        self._seen_times[row] = seen_time
         column = self._columns.get(record.destination)
         if column is None:
             column = len(self._columns)
@@ -299,26 +282,55 @@ class QualityStore:
         if len(missing):
             self._index.add(missing)
 
-    def index_build(self, seed: int = 0) -> IndexBuild | None:
-        """An approximate index to be built, when there are too many prompts for the one in use."""
+    def index_build(self, seed: int = 0, bounds: StoreBounds | None = None) -> IndexBuild | None:
+        """An index to be built: for want of a fast one, or since prompts have to go.
+
+        Args:
+            seed: of the index.
+            bounds: None keeps every prompt.
+        """
         with self._lock:
             prompts = len(self._rows)
-            if prompts <= self._flat_up_to or prompts < _REBUILD_GROWTH * self._built_for:
+            seen_times = self._seen_times[:prompts].copy()
+            rows = kept_rows(seen_times, bounds)
+            is_graph = len(rows) > self._flat_up_to
+            if len(rows) < prompts:
+                return IndexBuild(self._embeddings[rows], rows, seen_times, is_graph, seed)
+            if not is_graph or prompts < _REBUILD_GROWTH * self._built_for:
                 return None
-            return IndexBuild(self._embeddings[:prompts].copy(), seed)
+            # Not copied: a row is never written twice.
+            return IndexBuild(self._embeddings[:prompts], rows, seen_times, is_graph, seed)
 
     def adopt(self, build: IndexBuild) -> None:
-        """Search with a finished index from now on; prompts that came meanwhile are added to it.
+        """Search with a finished index from now on, and hold no more than it was built for.
+
+        Prompts that came or were heard of again meanwhile stay, and are added to it.
 
         Raises:
-            ValueError: the build has not run.
+            ValueError: the build has not run, or the store has dropped prompts since it began.
         """
         if build.index is None:
             raise ValueError("the index was not built; call run() first")
         with self._lock:
-            self._built_for = build.index.size
+            if len(self._rows) < build.seen_rows:
+                raise ValueError("prompts were dropped since the index was begun; build it anew")
+            if build.dropped_prompts:
+                self._keep_only(build)
             self._index = build.index
+            self._built_for = build.index.size if isinstance(build.index, GraphIndex) else 0
             self._index_new_rows()
+
+    def _keep_only(self, build: IndexBuild) -> None:
+        is_kept = np.ones(len(self._rows), dtype=np.bool_)
+        is_kept[: build.seen_rows] = build.is_heard_again(self._seen_times)
+        is_kept[build.rows] = False  # they come first, in the order of the index
+        order = np.concatenate([build.rows, np.flatnonzero(is_kept)])
+        self._digests = self._digests[order]
+        self._embeddings = self._embeddings[order]
+        self._seen_times = self._seen_times[order]
+        self._scores = self._scores.of_rows(order, len(self._columns))
+        self._tokens = self._tokens.of_rows(order, len(self._columns))
+        self._rows = {bytes(digest): row for row, digest in enumerate(self._digests)}
 
     def save_index(self, folder: Path) -> tuple[str, ...]:
         """Write the approximate index into a folder; returns the files' names, none if exact.
@@ -378,13 +390,13 @@ class QualityStore:
             is_identical = np.zeros(rows.shape, dtype=np.bool_)
             if digests is not None and rows.shape[1] > 0:
                 known = [self._rows.get(digest, -1) for digest in digests]
-                similarity, rows = _with_identical_first(similarity, rows, known)
+                similarity, rows = with_identical_first(similarity, rows, known)
                 is_identical[:, 0] = np.array(known) >= 0
             shape = (len(self._rows), len(self._columns))
             score_mean, score_count = self._scores.column_means(shape[1])
             token_mean, token_count = self._tokens.column_means(shape[1])
-            scores = _gather(self._scores.means(shape), rows)
-            tokens = _gather(self._tokens.means(shape), rows)
+            scores = gathered(self._scores.means(shape), rows)
+            tokens = gathered(self._tokens.means(shape), rows)
             is_bound = self._tokens.counts(shape)[np.maximum(rows, 0)] == 0
             own = [self._columns.get(target.destination, -1) for target in targets]
             same_model = [
@@ -392,16 +404,16 @@ class QualityStore:
                 for target in targets
             ]
         found = rows >= 0
-        mean, mean_count, mean_source = _centres(
+        mean, mean_count, mean_source = centres(
             own, same_model, score_mean, score_count, [t.prior_quality_ratio for t in targets]
         )
-        mean_tokens, tokens_count, tokens_source = _centres(
+        mean_tokens, tokens_count, tokens_source = centres(
             own, same_model, token_mean, token_count, [math.nan] * len(targets)
         )
-        own_scores = _own(scores, own)
-        cut_tokens = _own(np.where(is_bound, tokens, np.nan), own)
+        own_scores = own_outcomes(scores, own)
+        cut_tokens = own_outcomes(np.where(is_bound, tokens, np.nan), own)
         tokens = np.where(is_bound, np.nan, tokens)
-        own_tokens = _own(tokens, own)
+        own_tokens = own_outcomes(tokens, own)
         rated = ~np.isnan(scores)
         difficulty_count = rated.sum(axis=2)
         above_mean = np.where(rated, scores - score_mean, 0.0).sum(axis=2)
@@ -412,14 +424,14 @@ class QualityStore:
             similarity=np.where(found, similarity, 0.0).astype(np.float64),
             is_identical=is_identical,
             own_scores=own_scores,
-            scores=_filled_from_model(own_scores, scores, same_model),
+            scores=filled_from_model(own_scores, scores, same_model),
             # One more answer at the mean, so that a single one makes no prompt hard for all.
             difficulty=above_mean / (difficulty_count + 1.0),
             difficulty_count=difficulty_count.astype(np.int64),
             mean=mean,
             mean_count=mean_count,
             mean_source=mean_source,
-            tokens=_filled_from_model(own_tokens, tokens, same_model),
+            tokens=filled_from_model(own_tokens, tokens, same_model),
             cut_tokens=cut_tokens,
             relative_length=np.where(
                 heard_count > 0, ratio.sum(axis=2) / np.maximum(heard_count, 1), np.nan
@@ -430,209 +442,10 @@ class QualityStore:
         )
 
 
-class _Table:
-    """Means and counts of observations by row and column, growing on both axes.
-
-    Where nothing was observed but bounds, the greatest one stands beside a count of 0.
-    """
-
-    def __init__(self) -> None:
-        self._means = np.full((0, 0), np.nan, dtype=np.float32)
-        self._counts = np.zeros((0, 0), dtype=np.uint16)
-        self._column_sum = np.zeros(0)
-        self._column_count = np.zeros(0, dtype=np.int64)
-
-    @classmethod
-    def of(cls, means: NDArray[np.float32], counts: NDArray[np.uint16]) -> "_Table":
-        table = cls()
-        table._means = means.astype(np.float32)
-        table._counts = counts.astype(np.uint16)
-        is_observed = counts > 0
-        table._column_sum = np.sum(means, axis=0, dtype=np.float64, where=is_observed)
-        table._column_count = is_observed.sum(axis=0).astype(np.int64)
-        return table
-
-    def observe_at_least(self, row: int, column: int, bound: float, shape: tuple[int, int]) -> None:
-        self._make_room(shape)
-        if not self._counts[row, column]:
-            self._means[row, column] = np.fmax(self._means[row, column], np.float32(bound))
-
-    def observe(self, row: int, column: int, value: float, shape: tuple[int, int]) -> None:
-        self._make_room(shape)
-        count = int(self._counts[row, column])
-        old = float(self._means[row, column]) if count else 0.0
-        new = old + (value - old) / (count + 1)
-        self._means[row, column] = new
-        new = float(self._means[row, column])  # as it was rounded, so that the sums stay true
-        # A full counter goes on as a moving average over its last 65,535 observations.
-        self._counts[row, column] = min(count + 1, np.iinfo(np.uint16).max - 1)
-        self._column_sum[column] += new - old
-        self._column_count[column] += count == 0
-
-    def means(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        self._make_room(shape)
-        return self._means[: shape[0], : shape[1]]
-
-    def counts(self, shape: tuple[int, int]) -> NDArray[np.uint16]:
-        self._make_room(shape)
-        return self._counts[: shape[0], : shape[1]]
-
-    def column_means(self, columns: int) -> tuple[FloatArray, NDArray[np.int64]]:
-        self._make_room((self._means.shape[0], columns))
-        count = self._column_count[:columns]
-        return self._column_sum[:columns] / np.maximum(count, 1), count.copy()
-
-    def _make_room(self, shape: tuple[int, int]) -> None:
-        rows, columns = self._means.shape
-        if shape[0] <= rows and shape[1] <= columns:
-            return
-        grown = (
-            rows if shape[0] <= rows else max(shape[0], 2 * rows, 64),
-            columns if shape[1] <= columns else max(shape[1], columns + columns // 2, 8),
-        )
-        means = np.full(grown, np.nan, dtype=np.float32)
-        counts = np.zeros(grown, dtype=np.uint16)
-        means[:rows, :columns] = self._means
-        counts[:rows, :columns] = self._counts
-        self._means, self._counts = means, counts
-        extra = grown[1] - columns
-        self._column_sum = np.concatenate([self._column_sum, np.zeros(extra)])
-        self._column_count = np.concatenate([self._column_count, np.zeros(extra, dtype=np.int64)])
-
-
 def _with_room(array: NDArray[Any], rows: int) -> NDArray[Any]:
     if rows <= len(array):
         return array
-    grown = np.zeros((max(rows, 2 * len(array), 64), *array.shape[1:]), dtype=array.dtype)
+    room = max(rows, len(array) + len(array) // 4, 64)
+    grown = np.zeros((room, *array.shape[1:]), dtype=array.dtype)
     grown[: len(array)] = array
     return grown
-
-
-def _with_identical_first(
-    similarity: NDArray[np.float32], rows: NDArray[np.int64], known: Sequence[int]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The neighbours with the row of `known` (-1: none) moved to the front, or put there.
-
-    8-bit embeddings of one text differ a little between batches, so that it may not come first,
-    and an approximate search may miss it.
-    """
-    similarity, rows = similarity.copy(), rows.copy()
-    for r, row in enumerate(known):
-        if row < 0:
-            continue
-        places = np.flatnonzero(rows[r] == row)
-        last = int(places[0]) if len(places) else rows.shape[1] - 1
-        rows[r, 1 : last + 1] = rows[r, :last].copy()
-        similarity[r, 1 : last + 1] = similarity[r, :last].copy()
-        rows[r, 0], similarity[r, 0] = row, 1.0
-    return similarity, rows
-
-
-def _gather(values: NDArray[np.float32], rows: NDArray[np.int64]) -> FloatArray:
-    """float64[R, K, C] of the rows, NaN where a row is -1."""
-    if values.shape[0] == 0:
-        return np.full((*rows.shape, values.shape[1]), np.nan)
-    gathered = values[np.maximum(rows, 0)].astype(np.float64)
-    gathered[rows < 0] = np.nan
-    return gathered
-
-
-def _own(values: FloatArray, own: Sequence[int]) -> FloatArray:
-    """[R, K, C] -> [R, K, D]; NaN for targets without a column."""
-    taken = np.full((*values.shape[:2], len(own)), np.nan)
-    has_column = [d for d, column in enumerate(own) if column >= 0]
-    taken[:, :, has_column] = values[:, :, [own[d] for d in has_column]]
-    return taken
-
-
-def _filled_from_model(
-    own_values: FloatArray, values: FloatArray, same_model: Sequence[Sequence[int]]
-) -> FloatArray:
-    """The target's own values; where they are unknown, the mean over its model elsewhere."""
-    filled = own_values.copy()
-    for d, columns in enumerate(same_model):
-        if not columns:
-            continue
-        of_model = values[:, :, list(columns)]
-        known = ~np.isnan(of_model)
-        count = known.sum(axis=2)
-        mean = np.where(known, of_model, 0.0).sum(axis=2) / np.maximum(count, 1)
-        is_filled = np.isnan(filled[:, :, d]) & (count > 0)
-        filled[:, :, d][is_filled] = mean[is_filled]
-    return filled
-
-
-def _centres(
-    own: Sequence[int],
-    same_model: Sequence[Sequence[int]],
-    means: FloatArray,
-    counts: NDArray[np.int64],
-    priors: Sequence[float],
-) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64]]:
-    """For each target its own mean, else its model's, else the prior: value, count, source."""
-    value = np.array(priors, dtype=np.float64)
-    count = np.zeros(len(own), dtype=np.int64)
-    source = np.full(len(own), int(Source.PRIOR), dtype=np.int64)
-    for d, (column, columns) in enumerate(zip(own, same_model, strict=True)):
-        elsewhere = [c for c in columns if counts[c] > 0]
-        if column >= 0 and counts[column] > 0:
-            value[d], count[d], source[d] = means[column], counts[column], Source.DESTINATION_MEAN
-        elif elsewhere:
-            count[d] = counts[elsewhere].sum()
-            value[d] = float((means[elsewhere] * counts[elsewhere]).sum() / count[d])
-            source[d] = Source.MODEL_MEAN
-    return value, count, source
-
-
-def _check(contents: StoreContents) -> None:
-    prompts, columns = len(contents.digests), len(contents.destinations)
-    wanted: list[tuple[str, NDArray[Any], tuple[int, ...]]] = [
-        ("digests", contents.digests, (prompts, 16)),
-        ("scores", contents.scores, (prompts, columns)),
-        ("score_counts", contents.score_counts, (prompts, columns)),
-        ("tokens", contents.tokens, (prompts, columns)),
-        ("token_counts", contents.token_counts, (prompts, columns)),
-    ]
-    for name, array, shape in wanted:
-        if array.shape != shape:
-            raise InvalidRecordError(f"{name} has shape {array.shape}; expected {shape}")
-    if contents.embeddings.ndim != 2 or len(contents.embeddings) != prompts:
-        raise InvalidRecordError(
-            f"there are {prompts} prompts and embeddings of shape {contents.embeddings.shape}"
-        )
-    if len(contents.models) != columns or len(set(contents.destinations)) != columns:
-        raise InvalidRecordError("destinations are named twice or lack their models")
-    if len({bytes(digest) for digest in contents.digests}) != prompts:
-        raise InvalidRecordError("a prompt occurs twice")
-    known_scores = contents.scores[~np.isnan(contents.scores)]
-    faults: list[tuple[str, Callable[[], bool]]] = [
-        ("an embedding is not of length 1", lambda: not _are_unit(contents.embeddings)),
-        (
-            "a score is not between 0 and 1",
-            lambda: bool(((known_scores < 0) | (known_scores > 1)).any()),
-        ),
-        (
-            "scores and their counts differ",
-            lambda: _disagree(contents.scores, contents.score_counts),
-        ),
-        (
-            "tokens and their counts differ",
-            lambda: bool((np.isnan(contents.tokens) & (contents.token_counts > 0)).any()),
-        ),
-    ]
-    for text, is_at_fault in faults:
-        if is_at_fault():
-            raise InvalidRecordError(text)
-
-
-def _are_unit(embeddings: NDArray[Any]) -> bool:
-    for start in range(0, len(embeddings), 8_192):  # bounds the copies
-        part = embeddings[start : start + 8_192].astype(np.float32)
-        lengths = np.sqrt(np.einsum("pd,pd->p", part, part))
-        if not (np.abs(lengths - 1.0) <= _UNIT_LENGTH_WITHIN).all():
-            return False
-    return True
-
-
-def _disagree(means: NDArray[np.float32], counts: NDArray[np.uint16]) -> bool:
-    return bool((np.isnan(means) != (counts == 0)).any())

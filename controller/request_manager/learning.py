@@ -101,7 +101,10 @@ class Learner:
             if self._predictor is not None and loop.time() - maintained_at > _MAINTAIN_SECONDS:
                 await loop.run_in_executor(None, self._maintain, self._predictor)
                 maintained_at = loop.time()
-            await self._arrived.wait()
+            try:  # what is too old goes although nothing new comes
+                await asyncio.wait_for(self._arrived.wait(), _MAINTAIN_SECONDS)
+            except asyncio.TimeoutError:
+                continue
             await asyncio.sleep(_PAUSE_SECONDS)
             self._arrived.clear()
             await self.drain()
@@ -117,7 +120,9 @@ class Learner:
     @staticmethod
     def _maintain(predictor: QualityPredictor) -> None:
         try:
-            predictor.maintain()
+            dropped = predictor.maintain()
+            if dropped:
+                log.info("quality.dropped", prompts=dropped, kept=predictor.profiled_prompts)
         except QualityFilesError as error:
             log.error("quality.not_maintained", error=str(error))
         except Exception:

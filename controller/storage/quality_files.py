@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,15 +32,17 @@ from numpy.typing import NDArray
 from controller.predictors.neighbour_index import FLAT_UP_TO, GraphIndex
 from controller.profiler.quality_store import (
     EMBEDDING_DIMENSION,
-    InvalidRecordError,
     QualityRecord,
     QualityStore,
-    StoreContents,
 )
+from controller.profiler.store_contents import InvalidRecordError, StoreContents
 from controller.storage.digests import file_digest
 from controller.storage.folder_lock import lock_file
 
 SCHEMA_VERSION: Final = 1
+
+_TIMES: Final = "seen_times"
+"""An array that generations of before lack; what they hold counts as seen when it is read."""
 
 _ARRAYS: Final = ("digests", "embeddings", "scores", "score_counts", "tokens", "token_counts")
 _FRAME: Final = struct.Struct("<4sII")
@@ -131,9 +134,9 @@ class QualityFolder:
             set_aside = journal.with_suffix(".damaged")
             shutil.copyfile(journal, set_aside)
         taken = 0
-        for record in records:
+        for record, seen_time in records:
             try:
-                self.store.add([record])
+                self.store.add([record], seen_time)
             except InvalidRecordError as error:
                 raise QualityFilesError(
                     f"{journal} holds a record that cannot be stored: {error}; "
@@ -168,17 +171,22 @@ class QualityFolder:
         """Records since the generation was written; `compact` makes it 0."""
         return self._journal_records
 
-    def append(self, records: Sequence[QualityRecord]) -> None:
+    def append(self, records: Sequence[QualityRecord], seen_time: float | None = None) -> None:
         """Keep records: on disk first, then in the store; all or none.
 
         Blocks for a disk flush: not for the event loop.
+
+        Args:
+            records: what was observed.
+            seen_time: when, seconds since 1970; None: now.
 
         Raises:
             InvalidRecordError: a record cannot be stored; nothing was kept.
             QualityFilesError: the disk is full or the folder cannot be written; nothing was kept.
         """
+        now = time.time() if seen_time is None else seen_time
         with self._lock:
-            frames = b"".join(_frame(record) for record in self._checked(records))
+            frames = b"".join(_frame(record, now) for record in self._checked(records))
             self._require_journal()
             start = self._journal.tell()
             try:
@@ -188,7 +196,7 @@ class QualityFolder:
             except OSError as error:
                 self._rewind(start)
                 raise QualityFilesError(_explained(self._folder, error)) from error
-            self.store.add(records)
+            self.store.add(records, now)
             self._journal_records += len(records)
 
     def compact(self) -> None:
@@ -313,11 +321,12 @@ def _read_generation(folder: Path, generation: int) -> StoreContents | None:
                 f"{path} has schema version {version}; this controller reads {SCHEMA_VERSION}"
             )
         arrays: dict[str, NDArray[Any]] = {}
-        for name in _ARRAYS:
+        for name in (*_ARRAYS, *[name for name in (_TIMES,) if name in manifest["sha256"]]):
             file = path / f"{name}.npy"
             if file_digest(file) != manifest["sha256"][name]:
                 raise QualityFilesError(f"{file} is damaged; restore a copy of {folder}")
             arrays[name] = np.load(file, allow_pickle=False)
+        arrays.setdefault(_TIMES, np.full(len(arrays["digests"]), time.time()))
         return StoreContents(
             destinations=tuple(manifest["destinations"]),
             models=tuple(manifest["models"]),
@@ -346,7 +355,7 @@ def _write_generation(folder: Path, generation: int, store: QualityStore) -> Non
     shutil.rmtree(path, ignore_errors=True)  # of an attempt that failed
     path.mkdir()
     sums: dict[str, str] = {}
-    for name in _ARRAYS:
+    for name in (*_ARRAYS, _TIMES):
         file = path / f"{name}.npy"
         with file.open("wb") as opened:
             np.save(opened, getattr(contents, name), allow_pickle=False)
@@ -368,7 +377,7 @@ def _write_generation(folder: Path, generation: int, store: QualityStore) -> Non
     _write_atomically(path / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
-def _frame(record: QualityRecord) -> bytes:
+def _frame(record: QualityRecord, seen_time: float) -> bytes:
     head = json.dumps(
         {
             "digest": record.prompt_digest.hex(),
@@ -377,6 +386,7 @@ def _frame(record: QualityRecord) -> bytes:
             "score": record.score,
             "output_tokens": record.output_tokens,
             "was_cut": record.was_cut,
+            "seen_time": seen_time,
         }
     ).encode()
     body = struct.pack("<I", len(head)) + head
@@ -384,9 +394,9 @@ def _frame(record: QualityRecord) -> bytes:
     return _FRAME.pack(_MAGIC, len(body), zlib.crc32(body)) + body
 
 
-def _read_journal(path: Path) -> tuple[list[QualityRecord], int, bool]:
-    """Its records, how many bytes they take, and whether what follows is one frame cut short."""
-    records: list[QualityRecord] = []
+def _read_journal(path: Path) -> tuple[list[tuple[QualityRecord, float]], int, bool]:
+    """Its records and when they came, their bytes, and whether what follows was cut short."""
+    records: list[tuple[QualityRecord, float]] = []
     if not path.exists():
         return records, 0, False
     good = 0
@@ -409,10 +419,10 @@ def _read_journal(path: Path) -> tuple[list[QualityRecord], int, bool]:
     return records, good, False
 
 
-def _record(body: bytes) -> QualityRecord:
+def _record(body: bytes) -> tuple[QualityRecord, float]:
     (length,) = struct.unpack_from("<I", body)
     head = json.loads(body[4 : 4 + length])
-    return QualityRecord(
+    record = QualityRecord(
         prompt_digest=bytes.fromhex(head["digest"]),
         embedding=np.frombuffer(body, dtype="<f4", offset=4 + length),
         destination=head["destination"],
@@ -421,6 +431,7 @@ def _record(body: bytes) -> QualityRecord:
         output_tokens=head["output_tokens"],
         was_cut=head.get("was_cut", False),  # journals of before did not keep such answers
     )
+    return record, head.get("seen_time", time.time())  # nor when they came
 
 
 def _remove_other_generations(folder: Path, kept: int) -> None:

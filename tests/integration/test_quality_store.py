@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from controller.predictors.neighbour_index import GraphIndex
-from controller.profiler.quality_store import InvalidRecordError, QualityRecord, prompt_digest
+from controller.profiler.quality_store import QualityRecord, prompt_digest
+from controller.profiler.store_contents import InvalidRecordError
 from controller.storage.quality_files import QualityFilesError, QualityFolder
 
 DIMENSION = 8

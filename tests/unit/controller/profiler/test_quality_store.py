@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from controller.predictors.neighbours import Source, Target, paper_quality, shrunk_quality
+from controller.profiler.index_build import StoreBounds
 from controller.profiler.quality_store import (
-    InvalidRecordError,
     QualityRecord,
     QualityStore,
     prompt_digest,
 )
+from controller.profiler.store_contents import InvalidRecordError
 
 DIMENSION = 8
 
@@ -261,3 +262,70 @@ def test_the_same_prompt_prevails_over_those_that_resemble_it() -> None:
     new = store.evidence(vector(4)[None], target, 10, [prompt_digest("prompt 31")])
     assert not new.is_identical.any()
     assert shrunk_quality(known).value[0, 0] > 0.6 > 0.3 > shrunk_quality(new).value[0, 0]
+
+
+# -- what is dropped -------------------------------------------------------------------------------
+
+
+def filled_at_times(count: int, flat_up_to: int = 10_000) -> QualityStore:
+    """Prompt p was scored at d/m at time p, and by its number."""
+    store = QualityStore(DIMENSION, flat_up_to=flat_up_to)
+    for p in range(count):
+        store.add([record(p, score=p / count, output_tokens=p)], float(p))
+    return store
+
+
+@pytest.mark.parametrize("flat_up_to", [10_000, 50])
+def test_beyond_the_bound_the_prompts_silent_longest_go(flat_up_to: int) -> None:
+    store = filled_at_times(200, flat_up_to)
+    store.add([record(3, score=0.5)], 1000.0)  # an old prompt that was asked again
+    build = store.index_build(bounds=StoreBounds(max_prompts=100))
+    assert build is not None
+    assert build.dropped_prompts == 110
+    build.run()
+    store.adopt(build)
+    assert len(store) == store.indexed_prompts == 90
+    assert (store.recall_at_10 is None) == (flat_up_to > 100)
+    target = [Target(record(0).destination, record(0).model, 0.5)]
+    for p, is_kept in ((3, True), (110, False), (111, True), (199, True)):
+        evidence = store.evidence(vector(p)[None], target, 1, [record(p).prompt_digest])
+        assert bool(evidence.is_identical[0, 0]) == is_kept
+        assert evidence.similarity[0, 0] == pytest.approx(1.0, abs=0.01) or not is_kept
+        if is_kept and p != 3:
+            assert evidence.own_scores[0, 0, 0] == pytest.approx(p / 200, abs=1e-6)
+            assert evidence.tokens[0, 0, 0] == p
+    kept = [*range(111, 200)]
+    (column,) = store.columns()
+    assert column.scored_prompts == 90
+    assert column.mean_output_tokens == pytest.approx((sum(kept) + 3) / 90)
+    assert store.index_build(bounds=StoreBounds(max_prompts=100)) is None
+
+
+def test_what_came_or_was_heard_of_while_others_were_dropped_stays() -> None:
+    store = filled_at_times(20)
+    build = store.index_build(bounds=StoreBounds(max_prompts=100, oldest_time=10.0))
+    assert build is not None
+    build.run()
+    store.add([record(2), record(20)], 50.0)  # 2 was to go, 20 is new
+    store.adopt(build)
+    assert len(store) == store.indexed_prompts == 12
+    similarity, _ = store.nearest(np.stack([vector(p) for p in (2, 15, 20)]), 1)
+    assert np.allclose(similarity, 1.0, atol=0.01)
+    assert store.nearest(vector(5)[None], 1)[0][0, 0] < 0.99
+    with pytest.raises(ValueError, match="dropped since"):
+        store.adopt(build)
+
+
+def test_without_bounds_or_below_them_nothing_goes() -> None:
+    store = filled_at_times(20)
+    assert store.index_build() is None
+    assert store.index_build(bounds=StoreBounds(max_prompts=20, oldest_time=0.0)) is None
+
+
+def test_prompts_whose_time_is_unknown_never_age() -> None:
+    store = QualityStore(DIMENSION)
+    store.add([record(1)])
+    store.add([record(2)], 5.0)
+    build = store.index_build(bounds=StoreBounds(max_prompts=10, oldest_time=1e12))
+    assert build is not None
+    assert build.rows.tolist() == [0]
