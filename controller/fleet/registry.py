@@ -35,7 +35,9 @@ class Registry:
         self._lease_seconds = lease_seconds
         self._by_node: dict[NodeId, Session] = {}
         self._draining: set[NodeId] = set()
-        self._acked: dict[NodeId, tuple[str, int]] = {}
+        self._arrived: dict[NodeId, tuple[str, int]] = {}
+        self._held: dict[NodeId, set[int]] = {}
+        self._kept: dict[NodeId, tuple[str, int]] = {}
         self._checked_at: float | None = None
         self._grace_until: float | None = None
 
@@ -95,21 +97,44 @@ class Registry:
             return []
         return overdue
 
-    def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
-        """The last fact of this start of the agent that has arrived; earlier starts are gone."""
-        known_instance, sequence = self._acked.get(node_id, ("", 0))
-        return sequence if known_instance == instance_id else 0
-
-    def last_acked(self, node_id: NodeId) -> tuple[str, int]:
-        """The start of the agent that spoke last, and the last fact of it; ("", 0) for none."""
-        return self._acked.get(node_id, ("", 0))
+    # -- numbered facts: they arrive, are settled, are kept, and only then acknowledged ------------
 
     def accept(self, node_id: NodeId, instance_id: str, sequence: int) -> bool:
         """Take note of a numbered fact; False for one that has arrived before."""
+        known_instance, arrived = self._arrived.get(node_id, ("", 0))
+        if known_instance != instance_id:  # earlier starts are gone
+            self._held.pop(node_id, None)
+        elif sequence <= arrived:
+            return False
+        self._arrived[node_id] = (instance_id, sequence)
+        return True
+
+    def hold(self, node_id: NodeId, sequence: int) -> None:
+        """A fact that has just arrived is not settled: what it brings is yet to be kept."""
+        self._held.setdefault(node_id, set()).add(sequence)
+
+    def settle(self, node_id: NodeId, instance_id: str, sequence: int) -> None:
+        """What a held fact brought has been handed over to be kept."""
+        if self._arrived.get(node_id, ("", 0))[0] == instance_id:
+            self._held.get(node_id, set()).discard(sequence)
+
+    def last_settled(self, node_id: NodeId) -> tuple[str, int]:
+        """The start of the agent that spoke last, and up to which fact all of it is settled."""
+        instance_id, arrived = self._arrived.get(node_id, ("", 0))
+        held = self._held.get(node_id)
+        return instance_id, min(held) - 1 if held else arrived
+
+    def keep(self, node_id: NodeId, instance_id: str, sequence: int) -> bool:
+        """Everything up to this fact is kept; False when that is no news."""
         if sequence <= self.acked_sequence(node_id, instance_id):
             return False
-        self._acked[node_id] = (instance_id, sequence)
+        self._kept[node_id] = (instance_id, sequence)
         return True
+
+    def acked_sequence(self, node_id: NodeId, instance_id: str) -> int:
+        """The last fact of this start of the agent up to which all is kept; 0 for none."""
+        known_instance, sequence = self._kept.get(node_id, ("", 0))
+        return sequence if known_instance == instance_id else 0
 
     def set_draining(self, node_id: NodeId, is_draining: bool) -> None:
         """Remember an operator's order over reconnects."""

@@ -45,7 +45,8 @@ PROTOCOL_VERSIONS: Final = range(1, 2)
 """Versions of pointsman.v1's fleet conversation that this controller speaks."""
 
 OnProgress = Callable[[NodeId, RequestId, int, str, int], None]
-OnCompletion = Callable[[NodeId, RequestId, int, Completion], None]
+OnCompletion = Callable[[NodeId, RequestId, int, Completion], bool]
+"""Returns whether the completion ends a request whose story is yet to be kept."""
 OnLost = Callable[[NodeId, str], None]
 
 
@@ -65,6 +66,10 @@ class FleetSessions:
 
     `on_progress`, `on_completion` and `on_lost` are set by the composition root, since the request
     manager and the fleet need each other.
+
+    A numbered fact is acknowledged once what it brought is kept. `on_settled` is told of each node
+    some of whose facts wait for that; whoever keeps things sets it, and calls `acknowledge` later.
+    Where nobody does, facts are acknowledged as they come.
     """
 
     def __init__(
@@ -79,10 +84,12 @@ class FleetSessions:
         self._orders = OrderBook(orders or OrderSettings())
         self._links: dict[NodeId, NodeLink] = {}
         self._probes: dict[int, _SentProbe] = {}
+        self._held: dict[RequestId, tuple[NodeId, str, int]] = {}
         self._next_number = 1
         self.on_progress: OnProgress = lambda *_: None
-        self.on_completion: OnCompletion = lambda *_: None
+        self.on_completion: OnCompletion = lambda *_: False
         self.on_lost: OnLost = lambda *_: None
+        self.on_settled: Callable[[NodeId], None] = self._acknowledge_settled
 
     # -- agents -----------------------------------------------------------------------------------
 
@@ -133,7 +140,7 @@ class FleetSessions:
         return link
 
     def receive(self, link: NodeLink, message: fleet_pb2.ConnectRequest, instance_id: str) -> None:
-        """Take in one message; numbered repeats are dropped and acknowledged again.
+        """Take in one message; of numbered repeats only what is kept is told again.
 
         Raises:
             BadReportError: it reports what cannot be.
@@ -142,13 +149,12 @@ class FleetSessions:
             return
         now = time.monotonic()
         self._registry.renew(link.node_id, now)
-        if message.sequence:
-            is_new = self._registry.accept(link.node_id, instance_id, message.sequence)
-            acked = self._registry.acked_sequence(link.node_id, instance_id)
-            link.send(fleet_pb2.ConnectResponse(acked_sequence=acked))
-            if not is_new:
-                return
         node_id = link.node_id
+        if message.sequence and not self._registry.accept(node_id, instance_id, message.sequence):
+            acked = self._registry.acked_sequence(node_id, instance_id)
+            link.send(fleet_pb2.ConnectResponse(acked_sequence=acked))
+            return
+        is_held = False
         match message.WhichOneof("message"):
             case "health":
                 self._profiler.apply(
@@ -168,12 +174,14 @@ class FleetSessions:
                 )
             case "completion":
                 completion = message.completion
-                self.on_completion(
-                    node_id,
-                    RequestId(completion.request_id),
-                    completion.attempt,
-                    completion_from_proto(completion),
+                request_id = RequestId(completion.request_id)
+                is_held = self.on_completion(
+                    node_id, request_id, completion.attempt, completion_from_proto(completion)
                 )
+                if is_held and message.sequence:
+                    self.settle(request_id)  # of an attempt elsewhere, whose node was lost
+                    self._registry.hold(node_id, message.sequence)
+                    self._held[request_id] = (node_id, instance_id, message.sequence)
             case "probe_echo":
                 self._echoed(node_id, message.probe_echo, now)
             case "order_update":
@@ -186,6 +194,8 @@ class FleetSessions:
                 raise BadReportError("a second Hello in one session")
             case _:
                 pass  # a newer agent's message; unknown fields are ignored by design
+        if message.sequence and not is_held:
+            self.on_settled(node_id)
 
     def disconnect(self, link: NodeLink, why: str) -> None:
         """The stream has ended; nothing happens when a newer session speaks for the node."""
@@ -254,14 +264,32 @@ class FleetSessions:
         self._registry.set_draining(node_id, is_draining)
         if acked_sequence:
             self._registry.accept(node_id, instance_id, acked_sequence)
+            self._registry.keep(node_id, instance_id, acked_sequence)
 
     def is_draining(self, node_id: NodeId) -> bool:
         """Whether an operator drains this node."""
         return self._registry.is_draining(node_id)
 
-    def last_acked(self, node_id: NodeId) -> tuple[str, int]:
-        """The start of the agent whose last fact has arrived, and that fact's number."""
-        return self._registry.last_acked(node_id)
+    def settle(self, request_id: RequestId) -> NodeId | None:
+        """The story of a request has been handed over to be kept; the node whose fact that was."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        self._registry.settle(*held)
+        return held[0]
+
+    def last_settled(self, node_id: NodeId) -> tuple[str, int]:
+        """The start of the agent that spoke last, and up to which fact all of it is settled."""
+        return self._registry.last_settled(node_id)
+
+    def acknowledge(self, node_id: NodeId, instance_id: str, sequence: int) -> None:
+        """Everything up to this fact is kept: the node may forget it."""
+        link = self._links.get(node_id)
+        if self._registry.keep(node_id, instance_id, sequence) and link is not None:
+            link.send(fleet_pb2.ConnectResponse(acked_sequence=sequence))
+
+    def _acknowledge_settled(self, node_id: NodeId) -> None:
+        self.acknowledge(node_id, *self._registry.last_settled(node_id))
 
     def _probe(self, link: NodeLink, size: ProbeSize = EMPTY_PROBE) -> None:
         number = self._next_number

@@ -415,11 +415,21 @@ class RequestManager:
 
     def on_completion(
         self, node_id: NodeId, request_id: RequestId, attempt: int, completion: Completion
-    ) -> None:
-        """A node's last word on a work order."""
+    ) -> bool:
+        """A node's last word on a work order; True when the request ends by it."""
         record = self._current(node_id, request_id, attempt)
         if record is None:
-            return
+            if not self._records.is_known(request_id):
+                # Of a controller that ended before it was kept; its client has seen that end.
+                log.warning(
+                    "completion.unknown",
+                    request_id=request_id,
+                    node_id=node_id,
+                    outcome=completion.reason.value,
+                    completion_tokens=completion.usage.completion_tokens,
+                    energy_joules=completion.usage.energy_joules,
+                )
+            return False
         reason = completion.reason
         is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
         self._profiler.apply(
@@ -435,14 +445,11 @@ class RequestManager:
             time.monotonic(),
         )
         self._changed.set()  # an idle fleet may let the open window close
-        self._settle(
-            record,
-            on_completion(
-                Attempt(record.attempts, record.tokens_sent),
-                completion,
-                self._batching.max_attempts,
-            ),
+        outcome = on_completion(
+            Attempt(record.attempts, record.tokens_sent), completion, self._batching.max_attempts
         )
+        self._settle(record, outcome)
+        return not isinstance(outcome, Requeue)
 
     def on_node_lost(self, node_id: NodeId, why: str) -> None:
         """A node's session ended; each of its requests moves or fails."""

@@ -136,6 +136,10 @@ class RequestRecords:
             )
         return record
 
+    def is_known(self, request_id: RequestId) -> bool:
+        """Whether it runs or is among the latest finished ones."""
+        return request_id in self._running or request_id in self._finished
+
     def close(self, request_id: RequestId, state: RequestState, error: str = "") -> None:
         """Move a request to the finished ones; repeats change nothing."""
         record = self._running.pop(request_id, None)

@@ -1,6 +1,6 @@
 """What is kept over restarts of the controller, and what keeping it promises."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class KnownNode:
 
     Attributes:
         is_draining: by an operator's order.
-        instance_id, acked_sequence: the last fact of this start of its agent that has arrived.
+        instance_id, acked_sequence: up to which fact of this start of its agent all is kept.
     """
 
     hello: NodeHello
@@ -123,6 +123,13 @@ class ControllerStore(Protocol):
     `state`. Nodes and calibrations of the same name replace each other while they wait; of
     finished requests the oldest are dropped, and counted, when too many wait.
     """
+
+    def tell_kept(self, told: Callable[[Sequence[KnownNode]], None]) -> None:
+        """Have this called, in any thread, with nodes that are kept now as they were given.
+
+        Whatever was given before them is kept as well.
+        """
+        ...
 
     def load(self) -> Remembered:
         """What an earlier controller has kept.

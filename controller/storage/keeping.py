@@ -1,16 +1,19 @@
 """What of a running controller is kept: asked for now and then, and once more at the end."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
+from controller.domain.node_report import NodeHello
 from controller.fleet.sessions import FleetSessions
 from controller.ids import NodeId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.profiler.state import ProfilerState
+from controller.profiler.state import NodeRecord, ProfilerState
 from controller.request_manager.records import RequestRecord
 from controller.storage.base import ControllerStore, KnownNode
 
@@ -31,7 +34,9 @@ class StateKeeper:
         self._profiler = profiler
         self._sessions = sessions
         self._nodes: dict[NodeId, KnownNode] = {}
+        self._hellos: dict[NodeId, tuple[NodeHello, NodeHello]] = {}
         self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
+        sessions.on_settled = self._keep_known_node
 
     async def restore(self) -> None:
         """Take up what an earlier controller has kept; its nodes are offline until they come.
@@ -40,6 +45,12 @@ class StateKeeper:
             StorageError: it cannot be read.
         """
         loop = asyncio.get_running_loop()
+
+        def told(nodes: Sequence[KnownNode]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the links
+                loop.call_soon_threadsafe(self._kept, nodes)
+
+        self._store.tell_kept(told)
         remembered = await loop.run_in_executor(None, self._store.load)
         self._profiler.remember(remembered.calibrations)
         now = time.monotonic()
@@ -67,12 +78,19 @@ class StateKeeper:
         """Keep the story of a request that has ended, and with it how far its node has come.
 
         Both are written in one transaction, so that a completion and the sequence number that
-        tells its repeats are kept together or not at all.
+        tells its repeats are kept together or not at all; the node hears of it afterwards.
         """
         self._store.save_finished(record)
         chosen = record.placement.chosen if record.placement else None
-        if chosen is not None and chosen.node_id in self._profiler.nodes:
-            self._keep_node(chosen.node_id)
+        told_by = self._sessions.settle(record.request.request_id)
+        for node_id in {told_by, chosen.node_id if chosen else None}:
+            if node_id is not None:
+                self._keep_known_node(node_id)
+
+    def _kept(self, nodes: Sequence[KnownNode]) -> None:
+        for node in nodes:
+            if node.acked_sequence:
+                self._sessions.acknowledge(node.node_id, node.instance_id, node.acked_sequence)
 
     async def run(self) -> None:
         """Keep what changes, until cancelled."""
@@ -96,12 +114,17 @@ class StateKeeper:
         for node_id in self._nodes.keys() - current.keys():
             self._store.forget_node(node_id)
             del self._nodes[node_id]
+            self._hellos.pop(node_id, None)
+
+    def _keep_known_node(self, node_id: NodeId) -> None:
+        if node_id in self._profiler.nodes:
+            self._keep_node(node_id)
 
     def _keep_node(self, node_id: NodeId) -> None:
         record = self._profiler.nodes[node_id]
-        instance_id, acked = self._sessions.last_acked(node_id)
+        instance_id, acked = self._sessions.last_settled(node_id)
         node = KnownNode(
-            dataclasses.replace(record.hello, models=record.models),
+            self._hello_of(node_id, record),
             self._sessions.is_draining(node_id),
             record.completed_requests,
             record.failed_requests,
@@ -112,6 +135,14 @@ class StateKeeper:
         if self._nodes.get(node_id) != node:
             self._store.save_node(node)
             self._nodes[node_id] = node
+
+    def _hello_of(self, node_id: NodeId, record: NodeRecord) -> NodeHello:
+        """The node's introduction with its models of now; the same object while neither changes."""
+        introduced, current = self._hellos.get(node_id, (None, None))
+        if current is None or introduced is not record.hello or current.models != record.models:
+            current = dataclasses.replace(record.hello, models=record.models)
+            self._hellos[node_id] = (record.hello, current)
+        return current
 
     def _keep_calibrations(self) -> None:
         known = {one.key: one for one in self._profiler.known_calibrations()}

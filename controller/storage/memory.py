@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
@@ -16,9 +16,14 @@ class MemoryStore:
 
     def __init__(self, retention: Retention | None = None) -> None:
         self._retention = retention or Retention()
+        self._told: Callable[[Sequence[KnownNode]], None] = lambda nodes: None
         self._nodes: dict[NodeId, KnownNode] = {}
         self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
         self._finished: OrderedDict[RequestId, tuple[FinishedRow, bytes]] = OrderedDict()
+
+    def tell_kept(self, told: Callable[[Sequence[KnownNode]], None]) -> None:
+        """Have this called with each node as it is given."""
+        self._told = told
 
     def load(self) -> Remembered:
         """What has been given so far."""
@@ -30,6 +35,7 @@ class MemoryStore:
     def save_node(self, node: KnownNode) -> None:
         """Keep a node as it is now."""
         self._nodes[node.node_id] = node
+        self._told((node,))
 
     def forget_node(self, node_id: NodeId) -> None:
         """Drop a node."""

@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from controller.storage.base import FinishedRow, StorageError
 from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS
-from controller.storage.sqlite import FILE_NAME, locked, open_database
+from controller.storage.sqlite_file import FILE_NAME, locked, open_database
 
 _TABLES: Final = (NODES, CALIBRATIONS, REQUESTS)
 

@@ -5,20 +5,18 @@ last one, so thousands of events a second are a few dozen transactions.
 """
 
 import contextlib
-import os
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import structlog
-from sqlalchemy import Connection, Engine, create_engine, delete, event, func, select, text
+from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import DBAPIError
 
+from controller.domain.node_report import NodeHello
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import KnownCalibration
 from controller.request_manager.records import RequestRecord
@@ -39,14 +37,12 @@ from controller.storage.documents import (
     finished_row,
     record_document,
 )
-from controller.storage.folder_lock import lock_file
-from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS, REVISION
+from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS
+from controller.storage.sqlite_file import FILE_NAME, explained, locked, open_database
 
 log = structlog.get_logger()
 
-FILE_NAME: Final = "controller.db"
-
-_GATHER_SECONDS: Final = 0.05
+_GATHER_SECONDS: Final = 0.1
 """A commit costs a flush of the disk; what comes within this time shares one."""
 
 _MOST_WAITING: Final = 50_000
@@ -56,14 +52,6 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
 
 _TIDY_SECONDS: Final = 600.0
-_BUSY_MILLISECONDS: Final = 5_000
-
-_CHECK_UP_TO_BYTES: Final = 64 << 20
-"""A file of up to this size is checked whole at every start, in well under a second."""
-
-_LEAST_FREE_BYTES: Final = 256 << 10
-"""With less than this a failing write is taken to fail for want of space."""
-
 _FORGET_PROMPTS: Final = """
     UPDATE requests SET prompt = NULL, document = CAST(
         json_set(CAST(document AS TEXT), '$.request.prompt', '') AS BLOB
@@ -94,6 +82,7 @@ class SqliteStore:
         except BaseException:
             self._lock_file.close()
             raise
+        self._told: Callable[[Sequence[KnownNode]], None] = lambda nodes: None
         self._unkept = Unkept()
         self._taken = Unkept()
         self._lost = 0
@@ -101,11 +90,16 @@ class SqliteStore:
         self._issue = ""
         self._condition = threading.Condition()
         self._writer: Connection | None = None
+        self._hellos: dict[NodeId, tuple[NodeHello, str]] = {}
         self._is_closing = False
         self._thread = threading.Thread(target=self._write_on, name="storage", daemon=True)
         self._thread.start()
 
     # -- giving -----------------------------------------------------------------------------------
+
+    def tell_kept(self, told: Callable[[Sequence[KnownNode]], None]) -> None:
+        """Have this called, in the writer's thread, after each commit."""
+        self._told = told
 
     def save_node(self, node: KnownNode) -> None:
         """Keep a node as it is now."""
@@ -220,7 +214,7 @@ class SqliteStore:
             with self._engine.connect() as connection:
                 yield connection
         except DBAPIError as error:
-            raise StorageError(_explained(self._path, error)) from error
+            raise StorageError(explained(self._path, error)) from error
 
     # -- the writer -------------------------------------------------------------------------------
 
@@ -253,13 +247,14 @@ class SqliteStore:
                     self._condition.wait_for(lambda: self._is_closing, wait)
                 wait = min(2.0 * wait, _LAST_RETRY_SECONDS)
                 continue
+            self._told([node for node in taken.nodes.values() if node is not None])
             wait = _FIRST_RETRY_SECONDS
             if not is_last and time.monotonic() - tidied_at > _TIDY_SECONDS:
                 tidied_at = time.monotonic()
                 try:
                     self._tidy()
                 except DBAPIError as error:
-                    log.error("storage.not_tidied", issue=_explained(self._path, error))
+                    log.error("storage.not_tidied", issue=explained(self._path, error))
             with self._condition:
                 self._taken = Unkept()
                 if self._issue:
@@ -281,7 +276,7 @@ class SqliteStore:
     def _failed(self, taken: Unkept, error: Exception) -> None:
         self._disconnect()
         issue = (
-            _explained(self._path, error)
+            explained(self._path, error)
             if isinstance(error, DBAPIError)
             else f"{self._path}: {type(error).__name__}: {error}"
         )
@@ -307,8 +302,10 @@ class SqliteStore:
         with connection.begin():
             if gone:
                 connection.execute(delete(NODES).where(NODES.c.node_id.in_(gone)))
+                for node_id in gone:
+                    self._hellos.pop(node_id, None)
             if kept:
-                _put(connection, NODES, [_node_row(node, now) for node in kept])
+                _put(connection, NODES, [self._node_row(node, now) for node in kept])
             if taken.calibrations:
                 rows = [_calibration_row(one, now) for one in taken.calibrations.values()]
                 _put(connection, CALIBRATIONS, rows)
@@ -324,6 +321,24 @@ class SqliteStore:
                         for record in latest.values()
                     ],
                 )
+
+    def _node_row(self, node: KnownNode, now: float) -> dict[str, object]:
+        # With every finished request the counts change, but hardly ever the introduction.
+        hello, document = self._hellos.get(node.node_id, (None, ""))
+        if hello is not node.hello:
+            document = HELLO.dump_json(node.hello).decode()
+            self._hellos[node.node_id] = (node.hello, document)
+        return {
+            "node_id": node.node_id,
+            "hello": document,
+            "is_draining": int(node.is_draining),
+            "completed_requests": node.completed_requests,
+            "failed_requests": node.failed_requests,
+            "cancelled_requests": node.cancelled_requests,
+            "instance_id": node.instance_id,
+            "acked_sequence": node.acked_sequence,
+            "saved_time": now,
+        }
 
     def _tidy(self) -> None:
         """Drop what the retention no longer allows, oldest first."""
@@ -353,152 +368,11 @@ class SqliteStore:
             driver.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
 
 
-# -- the file -------------------------------------------------------------------------------------
-
-
-def open_database(path: Path) -> Engine:
-    """The database, made or brought up to this version.
-
-    Raises:
-        StorageError: it is damaged, newer than this code, or cannot be written.
-    """
-    engine = create_engine(
-        f"sqlite:///{path}",
-        poolclass=NullPool,  # a connection is cheap, and belongs to one thread
-        connect_args={"timeout": _BUSY_MILLISECONDS / 1e3},
-    )
-    event.listen(engine, "connect", _configure)
-    try:
-        with engine.connect() as connection:
-            if path.stat().st_size <= _CHECK_UP_TO_BYTES:
-                complaint = connection.execute(text("PRAGMA quick_check(1)")).scalar()
-                if complaint != "ok":
-                    raise _damaged(path, str(complaint))
-            _migrate(connection, path)
-            # A file that cannot be written is told now, not when the first value comes.
-            connection.execute(text("PRAGMA user_version = 1"))
-            connection.commit()
-    except DBAPIError as error:
-        raise StorageError(_explained(path, error)) from error
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
-    return engine
-
-
-def _configure(connection: sqlite3.Connection, _record: object) -> None:
-    cursor = connection.cursor()
-    # Before the first table, or it has no effect.
-    cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    cursor.execute("PRAGMA journal_mode = WAL")
-    # With WAL this loses at most the last commits when the power fails, never the file.
-    cursor.execute("PRAGMA synchronous = NORMAL")
-    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-    cursor.close()
-
-
-def _migrate(connection: Connection, path: Path) -> None:
-    found = connection.execute(
-        text("SELECT name FROM sqlite_master WHERE name = 'alembic_version'")
-    ).scalar()
-    revision = None
-    if found is not None:
-        revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if revision == REVISION:
-        return
-    # Imported here, since it takes a third of a second and is needed once.
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["connection"] = connection
-    if revision is not None:
-        try:
-            ScriptDirectory.from_config(config).get_revision(revision)
-        except CommandError as error:
-            raise StorageError(
-                f"{path} was written by a newer version of Pointsman (schema {revision}, this one "
-                f"knows {REVISION}); update the controller, or name another data-dir"
-            ) from error
-    command.upgrade(config, REVISION)
-    connection.commit()
-
-
-def locked(folder: Path) -> IO[bytes]:
-    """A file that is locked until it is closed: one controller at a time has the folder.
-
-    Raises:
-        StorageError: another one has it, or it cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return lock_file(folder / "controller.lock")
-    except BlockingIOError:
-        raise StorageError(
-            f"{folder} is in use by another controller; stop it, or name another data-dir"
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: {error.strerror or error}; make it writable for the controller's user, or "
-            "name another data-dir"
-        ) from error
-
-
-def _damaged(path: Path, complaint: str) -> StorageError:
-    return StorageError(
-        f"{path} is damaged ({complaint}); run `edge-controller storage repair`, which sets it "
-        "aside and takes over what can still be read"
-    )
-
-
-def _explained(path: Path, error: DBAPIError) -> str:
-    code = getattr(error.orig, "sqlite_errorname", "")
-    words = str(error.orig)
-    if code.startswith("SQLITE_FULL") or "disk is full" in words or _is_full(path):
-        # A full disk is an I/O error where it is the write-ahead log's index that cannot grow.
-        return f"disk_full: {path} cannot grow; free space there"
-    if code.startswith("SQLITE_READONLY") or "readonly" in words:
-        return f"{path} is read-only; make it writable for the controller's user"
-    if code.startswith("SQLITE_CANTOPEN") or "unable to open" in words:
-        return f"{path} cannot be opened; look at the permissions of its folder"
-    if code.startswith("SQLITE_BUSY") or "locked" in words:
-        return f"{path} is locked by another program; end it"
-    if code.startswith("SQLITE_IOERR"):
-        return f"{path}: the disk fails ({words}); look at it, and at the free space"
-    if isinstance(error, OperationalError) and not code.startswith("SQLITE_CORRUPT"):
-        return f"{path}: {words}"
-    return str(_damaged(path, words)) if isinstance(error, DatabaseError) else f"{path}: {words}"
-
-
-def _is_full(path: Path) -> bool:
-    try:
-        disk = os.statvfs(path.parent)
-    except OSError:
-        return False
-    return disk.f_bavail * disk.f_frsize < _LEAST_FREE_BYTES
-
-
 # -- rows -----------------------------------------------------------------------------------------
 
 
 def _put(connection: Connection, table: Any, rows: list[dict[str, object]]) -> None:
     connection.execute(insert(table).prefix_with("OR REPLACE"), rows)
-
-
-def _node_row(node: KnownNode, now: float) -> dict[str, object]:
-    return {
-        "node_id": node.node_id,
-        "hello": HELLO.dump_json(node.hello).decode(),
-        "is_draining": int(node.is_draining),
-        "completed_requests": node.completed_requests,
-        "failed_requests": node.failed_requests,
-        "cancelled_requests": node.cancelled_requests,
-        "instance_id": node.instance_id,
-        "acked_sequence": node.acked_sequence,
-        "saved_time": now,
-    }
 
 
 def _node(row: Any) -> KnownNode | None:

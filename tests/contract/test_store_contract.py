@@ -74,6 +74,24 @@ def test_of_the_same_thing_only_the_latest_is_kept(open_store):
     assert [one.calibration.decode_rate for one in remembered.calibrations] == [3.0]
 
 
+def test_nodes_are_told_of_once_they_and_what_came_before_are_kept(open_store):
+    store = open_store()
+    told: list[KnownNode] = []
+    kept_before: list[bool] = []
+
+    def tell(nodes):
+        told.extend(nodes)
+        kept_before.append(bool(store.finished(1)))
+
+    store.tell_kept(tell)
+    store.save_finished(finished_record())
+    store.save_node(node())
+    store.forget_node(NodeId("pi-9"))
+    assert store.flush(10.0)
+    assert told == [node()]
+    assert all(kept_before)
+
+
 def test_a_forgotten_node_is_gone(open_store):
     store = open_store()
     store.save_node(node())

@@ -19,9 +19,11 @@ from controller.storage import sqlite as module
 from controller.storage.base import Retention, StorageError
 from controller.storage.repair import check_storage, repair_storage
 from controller.storage.schema import METADATA, REVISION
-from controller.storage.sqlite import FILE_NAME, SqliteStore, open_database
+from controller.storage.sqlite import SqliteStore
+from controller.storage.sqlite_file import FILE_NAME, open_database
 from tests.contract.test_store_contract import calibration, node
 from tests.fakes.records import finished_record
+from tests.fakes.small_disk import fill, remount, small_disk
 
 
 def filled(folder: Path, requests: int = 200) -> None:
@@ -173,28 +175,17 @@ def test_retention_by_size_gives_the_space_back(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "small"
-    folder.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)],
-            check=True, capture_output=True, timeout=10,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs the right to mount a small file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=10)
+def disk(tmp_path):
+    with small_disk(tmp_path / "small", "600k") as folder:
+        yield folder
 
 
 @pytest.mark.privileged
-def test_a_full_disk_is_shown_and_loses_nothing_once_there_is_space(small_disk):
-    store = SqliteStore(small_disk)
+def test_a_full_disk_is_shown_and_loses_nothing_once_there_is_space(disk):
+    store = SqliteStore(disk)
     store.save_node(node())
     assert store.flush(10.0)
-    ballast = small_disk / "ballast"
-    free = os.statvfs(small_disk)
-    ballast.write_bytes(bytes(max(0, free.f_bavail * free.f_bsize - 8192)))
+    ballast = fill(disk, 8192)
     for number in range(300):
         store.save_finished(finished_record(f"r-{number}"))
     deadline = time.monotonic() + 20.0
@@ -204,7 +195,7 @@ def test_a_full_disk_is_shown_and_loses_nothing_once_there_is_space(small_disk):
     assert store.state.waiting >= 300
     assert store.find(RequestId("r-299")) is not None  # from what waits
     ballast.unlink()
-    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True, timeout=10)
+    remount(disk, "size=20m")
     assert store.flush(40.0)
     assert store.state.issue == ""
     assert store.state.lost == 0
@@ -213,11 +204,11 @@ def test_a_full_disk_is_shown_and_loses_nothing_once_there_is_space(small_disk):
 
 
 @pytest.mark.privileged
-def test_a_read_only_file_is_told_at_the_start(small_disk):
-    SqliteStore(small_disk).close(5.0)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True, timeout=10)
+def test_a_read_only_file_is_told_at_the_start(disk):
+    SqliteStore(disk).close(5.0)
+    remount(disk, "ro")
     with pytest.raises(StorageError, match=r"(?i)read-only"):
-        SqliteStore(small_disk)
+        SqliteStore(disk)
 
 
 def test_while_nothing_can_be_written_the_oldest_go_first_and_are_counted(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,7 +97,6 @@ def test_repeated_fact_is_dropped_after_a_reconnect(registry: Registry) -> None:
     assert registry.accept(PI, "first", 1)
     assert registry.accept(PI, "first", 2)
     registry.begin(TWO, PI, "first", 1.0)
-    assert registry.acked_sequence(PI, "first") == 2
     assert not registry.accept(PI, "first", 2)
     assert registry.accept(PI, "first", 3)
 
@@ -111,6 +112,7 @@ def test_repeat_is_also_known_after_the_session_had_ended(registry: Registry) ->
 def test_restarted_agent_counts_anew(registry: Registry) -> None:
     registry.begin(ONE, PI, "first", 0.0)
     registry.accept(PI, "first", 5)
+    registry.keep(PI, "first", 5)
     registry.end(ONE, PI)
     registry.begin(TWO, PI, "second", 1.0)
     assert registry.acked_sequence(PI, "second") == 0
@@ -123,6 +125,7 @@ def test_only_the_latest_start_of_an_agent_is_remembered(registry: Registry) -> 
         session = SessionId(f"session-{start}")
         registry.begin(session, PI, f"start-{start}", float(start))
         registry.accept(PI, f"start-{start}", 9)
+        registry.keep(PI, f"start-{start}", 9)
         registry.end(session, PI)
     registry.begin(ONE, PI, "start-49", 100.0)
     assert registry.acked_sequence(PI, "start-49") == 9
@@ -135,7 +138,41 @@ def test_each_fact_is_taken_in_once_and_in_order(sequences: list[int]) -> None:
     registry.begin(ONE, PI, "first", 0.0)
     taken = [sequence for sequence in sequences if registry.accept(PI, "first", sequence)]
     assert taken == sorted(set(taken))
-    assert registry.acked_sequence(PI, "first") == max(sequences, default=0)
+    assert registry.last_settled(PI) == (("first", max(sequences)) if sequences else ("", 0))
+
+
+@given(st.lists(st.booleans(), max_size=20), st.randoms())
+def test_facts_are_settled_up_to_the_first_that_is_held(holds: list[bool], random: Random) -> None:
+    registry = Registry(LEASE)
+    for sequence, is_held in enumerate(holds, 1):
+        registry.accept(PI, "first", sequence)
+        if is_held:
+            registry.hold(PI, sequence)
+    held = [sequence for sequence, is_held in enumerate(holds, 1) if is_held]
+    while held:
+        assert registry.last_settled(PI) == ("first", min(held) - 1)
+        settled = held.pop(random.randrange(len(held)))
+        registry.settle(PI, "first", settled)
+    assert registry.last_settled(PI)[1] == len(holds)
+
+
+def test_what_an_earlier_start_held_is_forgotten(registry: Registry) -> None:
+    registry.accept(PI, "first", 1)
+    registry.hold(PI, 1)
+    registry.accept(PI, "second", 1)
+    registry.hold(PI, 1)
+    registry.settle(PI, "first", 1)  # late, and of another count
+    assert registry.last_settled(PI) == ("second", 0)
+    registry.settle(PI, "second", 1)
+    assert registry.last_settled(PI) == ("second", 1)
+
+
+def test_keeping_is_news_once(registry: Registry) -> None:
+    assert registry.keep(PI, "first", 4)
+    assert not registry.keep(PI, "first", 4)
+    assert not registry.keep(PI, "first", 3)
+    assert registry.acked_sequence(PI, "first") == 4
+    assert registry.keep(PI, "second", 1)
 
 
 def test_drain_is_remembered_over_reconnects(registry: Registry) -> None:

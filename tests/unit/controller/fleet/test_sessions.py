@@ -33,8 +33,12 @@ class Fleet:
         self.sessions = FleetSessions(SETTINGS, self.profiler)
         self.heard: list[tuple[Any, ...]] = []
         self.sessions.on_progress = lambda *heard: self.heard.append(("progress", *heard))
-        self.sessions.on_completion = lambda *heard: self.heard.append(("completion", *heard))
+        self.sessions.on_completion = self._completed
         self.sessions.on_lost = lambda *heard: self.heard.append(("lost", *heard))
+
+    def _completed(self, *heard: Any) -> bool:
+        self.heard.append(("completion", *heard))
+        return False
 
     def connect(self, instance_id: str = "first", versions: tuple[int, int] = (1, 1)) -> NodeLink:
         return self.sessions.connect(introduction(instance_id, versions))
@@ -54,7 +58,7 @@ def introduction(instance_id: str = "first", versions: tuple[int, int] = (1, 1))
     )
 
 
-async def sent(link: NodeLink, kind: str) -> fleet_pb2.ConnectResponse:
+async def sent(link: NodeLink, kind: str | None) -> fleet_pb2.ConnectResponse:
     """The next order of this kind that waits in a link."""
     while True:
         message = await link.next_message()
@@ -128,6 +132,29 @@ async def test_completion_is_acknowledged_and_taken_in_once(fleet: Fleet) -> Non
     assert first is not None
     assert second is not None
     assert (first.acked_sequence, second.acked_sequence) == (1, 1)
+
+
+async def test_a_fact_is_acknowledged_only_when_all_up_to_it_is_kept(fleet: Fleet) -> None:
+    settled: list[tuple[str, tuple[str, int]]] = []
+    fleet.sessions.on_settled = lambda node: settled.append(
+        (node, fleet.sessions.last_settled(node))
+    )
+    fleet.sessions.on_completion = lambda *_: True
+    link = fleet.connect()
+    await sent(link, "probe")
+    instance = introduction().instance_id
+    fleet.receive(link, sequence=1, completion=answer())
+    fleet.receive(link, sequence=2, order_update=fleet_pb2.OrderUpdate(order_id="o"))
+    assert settled == [(PI, (instance, 0))]  # the first is held, so the second is as well
+    fleet.receive(link, sequence=1, completion=answer())
+    assert (await sent(link, None)).acked_sequence == 0
+    assert fleet.sessions.settle(RequestId("r1")) == PI
+    assert fleet.sessions.settle(RequestId("r1")) is None
+    assert fleet.sessions.last_settled(PI) == (instance, 2)
+    fleet.sessions.disconnect(link, "the network went")
+    assert (await sent(fleet.connect(), "welcome")).welcome.acked_sequence == 0
+    fleet.sessions.acknowledge(PI, instance, 2)
+    assert (await sent(fleet.connect(), "welcome")).welcome.acked_sequence == 2
 
 
 async def test_reconnected_agent_is_told_what_had_arrived(fleet: Fleet) -> None:
