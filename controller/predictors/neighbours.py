@@ -79,7 +79,8 @@ class Evidence:
             its longest one was when a limit cut it off; NaN otherwise.
         relative_length: float64[R, K]; the neighbour's answer length over the mean length of the
             destination that wrote it, on average over them; NaN where nobody answered.
-        mean_tokens: float64[D]; NaN where neither the target nor its model wrote anything.
+        mean_tokens: float64[D]; answers that were cut off count as going on. NaN where neither the
+            target nor its model ended an answer.
         tokens_count: int64[D]; answers behind it.
         tokens_source: int64[D]; a `Source`.
     """

@@ -22,6 +22,7 @@ class OutcomeTable:
         self._counts = np.zeros((0, 0), dtype=np.uint16)
         self._column_sum = np.zeros(0)
         self._column_count = np.zeros(0, dtype=np.int64)
+        self._bound_sum = np.zeros(0)
 
     @classmethod
     def of(cls, means: NDArray[np.float32], counts: NDArray[np.uint16]) -> "OutcomeTable":
@@ -32,18 +33,26 @@ class OutcomeTable:
         is_observed = counts > 0
         table._column_sum = np.sum(means, axis=0, dtype=np.float64, where=is_observed)
         table._column_count = is_observed.sum(axis=0).astype(np.int64)
+        table._bound_sum = np.sum(
+            means, axis=0, dtype=np.float64, where=~is_observed & ~np.isnan(means)
+        )
         return table
 
     def observe_at_least(self, row: int, column: int, bound: float, shape: tuple[int, int]) -> None:
         """Take in that an outcome was at least so great; the table has this shape then."""
         self._make_room(shape)
         if not self._counts[row, column]:
-            self._means[row, column] = np.fmax(self._means[row, column], np.float32(bound))
+            old = self._means[row, column]
+            new = np.fmax(old, np.float32(bound))
+            self._means[row, column] = new
+            self._bound_sum[column] += new - np.nan_to_num(old)
 
     def observe(self, row: int, column: int, value: float, shape: tuple[int, int]) -> None:
         """Take in an outcome; the table has this shape then."""
         self._make_room(shape)
         count = int(self._counts[row, column])
+        if not count:
+            self._bound_sum[column] -= np.nan_to_num(self._means[row, column])
         old = float(self._means[row, column]) if count else 0.0
         new = old + (value - old) / (count + 1)
         self._means[row, column] = new
@@ -73,6 +82,15 @@ class OutcomeTable:
         count = self._column_count[:columns]
         return self._column_sum[:columns] / np.maximum(count, 1), count.copy()
 
+    def column_levels(self, columns: int) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Like `column_means`, with the bounds taken in; the counts are the same.
+
+        The likeliest mean of exponential outcomes that were observed, or only seen to go on for so
+        long: everything that was seen over the number of those that ended.
+        """
+        means, count = self.column_means(columns)
+        return means + self._bound_sum[:columns] / np.maximum(count, 1), count
+
     def _make_room(self, shape: tuple[int, int]) -> None:
         rows, columns = self._means.shape
         if shape[0] <= rows and shape[1] <= columns:
@@ -89,3 +107,4 @@ class OutcomeTable:
         extra = grown[1] - columns
         self._column_sum = np.concatenate([self._column_sum, np.zeros(extra)])
         self._column_count = np.concatenate([self._column_count, np.zeros(extra, dtype=np.int64)])
+        self._bound_sum = np.concatenate([self._bound_sum, np.zeros(extra)])

@@ -394,7 +394,7 @@ class QualityStore:
                 is_identical[:, 0] = np.array(known) >= 0
             shape = (len(self._rows), len(self._columns))
             score_mean, score_count = self._scores.column_means(shape[1])
-            token_mean, token_count = self._tokens.column_means(shape[1])
+            token_mean, token_count = self._tokens.column_levels(shape[1])
             scores = gathered(self._scores.means(shape), rows)
             tokens = gathered(self._tokens.means(shape), rows)
             is_bound = self._tokens.counts(shape)[np.maximum(rows, 0)] == 0

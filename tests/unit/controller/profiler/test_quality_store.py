@@ -87,6 +87,21 @@ def test_an_answer_that_was_cut_bounds_its_length_until_a_whole_one_comes() -> N
     assert np.isnan(found.cut_tokens).all()
 
 
+def test_a_destination_whose_limits_cut_most_answers_writes_long_ones() -> None:
+    store = QualityStore(DIMENSION)
+    lengths = [record(p, score=None, output_tokens=96) for p in range(9)]
+    store.add([replace(one, was_cut=True) for one in lengths])
+    store.add([record(9, score=None, output_tokens=4)])
+    for known in (store, QualityStore.from_contents(store.contents())):
+        found = known.evidence(vector(1)[None], [Target("pi/small", "small", 0.5)], 3)
+        # 9 * 96 + 4 tokens were seen, and one answer ended.
+        assert found.mean_tokens.tolist() == [868.0]
+        assert known.columns()[0].mean_output_tokens == 4.0
+    store.add([record(0, score=None, output_tokens=120)])
+    found = store.evidence(vector(1)[None], [Target("pi/small", "small", 0.5)], 3)
+    assert found.mean_tokens.tolist() == [(8 * 96 + 120 + 4) / 2]
+
+
 def test_fall_backs_go_from_destination_to_model_to_prior() -> None:
     store = QualityStore(DIMENSION)
     store.add([record(p, score=0.25) for p in range(4)])
