@@ -6,7 +6,8 @@ would have been longer, so the distribution is the product-limit estimate for ce
 """
 
 import math
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
 from typing import Final
 
 from controller.domain.answer_length import AnswerLengthCurve
@@ -41,13 +42,16 @@ class AnswerLengths:
         return self._curve
 
     def _estimate(self) -> AnswerLengthCurve:
-        ended = sorted({float(tokens) for tokens, was_cut in self._latest if not was_cut})
+        # Sorted and counted once: a busy fleet has every destination's curve made anew for each
+        # decision.
+        lengths = sorted(tokens for tokens, _ in self._latest)
+        ended = Counter(float(tokens) for tokens, was_cut in self._latest if not was_cut)
         points = [0.0, *sorted({*ended, *_GRID})]
         survival, last = [1.0], 0.0
         for point in points[1:]:
             # Of those that got this far, how many go on: seen ones, and the prior's share.
-            reached = sum(tokens >= point for tokens, _ in self._latest)
-            ends = sum(tokens == point and not was_cut for tokens, was_cut in self._latest)
+            reached = len(lengths) - bisect_left(lengths, point)
+            ends = ended[point]
             prior = _PRIOR_ANSWERS * math.exp(-last / TYPICAL_ANSWER_TOKENS)
             prior_ends = prior * -math.expm1(-(point - last) / TYPICAL_ANSWER_TOKENS)
             survival.append(survival[-1] * (1.0 - (ends + prior_ends) / (reached + prior)))
