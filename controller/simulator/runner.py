@@ -13,6 +13,7 @@ from controller.request_manager.inflight import Attempt, Requeue, on_node_lost
 from controller.routing.baselines.greedy_reward import (
     LATENCY_WEIGHT,
     QUALITY_WEIGHT,
+    STEEPNESS,
     latency_penalty,
 )
 from controller.routing.policy import UNASSIGNED, Budget, RoutingPolicy
@@ -72,7 +73,8 @@ class Outcome:
         arrived, started, finished: float64[R].
         reward: float64[R]; DRLM's, of the last decision, as seen when it was made.
         unloaded_reward: float64[R]; the same, but with latency scaled by what the nodes that were
-            there would offer with nothing to do: a scale that no policy can stretch.
+            there would offer with nothing to do, a scale that no policy can stretch; beyond its end
+            the penalty rises in a straight line.
         slowest_seconds: float64[R]; the greatest predicted wait and inference of any candidate of
             that decision, which `reward` scales by.
         correct: float64[R]; the score of the answer.
@@ -414,9 +416,16 @@ class _Run:
         unloaded = _share(latency, low.min(axis=1), high.max(axis=1))
         return (
             good - LATENCY_WEIGHT * latency_penalty(late),
-            good - LATENCY_WEIGHT * latency_penalty(unloaded),
+            good - LATENCY_WEIGHT * _unbounded_penalty(unloaded),
             slowest,
         )
+
+
+def _unbounded_penalty(share: FloatArray) -> FloatArray:
+    """Phi up to 1, and beyond it on its tangent: the exponential itself soon overflows."""
+    slope = STEEPNESS / -np.expm1(-STEEPNESS)
+    beyond = np.maximum(share - 1.0, 0.0)
+    return np.asarray(latency_penalty(np.minimum(share, 1.0)) + slope * beyond)
 
 
 def _share(values: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:

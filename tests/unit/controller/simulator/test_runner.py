@@ -87,8 +87,9 @@ def test_a_queue_that_stretches_the_scale_of_latency_does_not_hide_in_the_unload
     # offers 2 to 8 s.
     np.testing.assert_allclose(found.slowest_seconds, [8.0, 8.0, 12.0])
     assert found.reward[2] == pytest.approx(0.8 - 0.3)
-    beyond = math.expm1(3.0 * (12.0 - 2.0) / (8.0 - 2.0)) / math.expm1(3.0)
-    assert found.unloaded_reward[2] == pytest.approx(0.8 - 0.3 * beyond)
+    slope = 3.0 * math.exp(3.0) / math.expm1(3.0)  # of Phi at 1
+    beyond = (12.0 - 2.0) / (8.0 - 2.0) - 1.0
+    assert found.unloaded_reward[2] == pytest.approx(0.8 - 0.3 * (1.0 + slope * beyond))
     assert found.unloaded_reward[0] == found.reward[0]
 
 
