@@ -8,6 +8,7 @@ import structlog
 
 from controller.domain.completion import FinishReason
 from controller.errors import InvalidRequestError
+from controller.memory import release_freed_memory
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
 from controller.request_manager.records import RequestRecord, RequestState
 from controller.storage.quality_files import QualityFilesError
@@ -127,6 +128,7 @@ class Learner:
             log.error("quality.not_maintained", error=str(error))
         except Exception:
             log.exception("quality.not_maintained")
+        release_freed_memory()  # building an index takes as much again as the store
 
     @staticmethod
     def _learn(predictor: QualityPredictor, outcomes: list[Outcome]) -> None:
