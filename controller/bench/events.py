@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from controller.profiler.state import (
     ProfilerState,
     TokensStreamed,
 )
-from controller.request_manager.decider import Decider
+from controller.request_manager.decider import GIL_SWITCH_SECONDS, Decider
 from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import ControllerStore
 from controller.storage.keeping import StateKeeper
@@ -43,8 +44,13 @@ BATCH: Final = 30
 _ROUNDS: Final = 3
 _TICK_SECONDS: Final = 0.02
 _PAUSE_SECONDS: Final = 0.05
+_TEACH_SECONDS: Final = 60.0
 _MODEL: Final = ModelName("model-8b")
 _EVENTS_OF_A_REQUEST: Final = 4
+
+_TAUGHT_REQUESTS: Final = 20 * NODES
+"""Finished before anything is measured: what completions teach takes time in every decision, and
+must not be taken for a delay by those that come meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,14 @@ def bench_events(
         rates: events a second; None offers as many as are taken.
     """
     rounds: list[list[_Round]] = [[] for _ in rates]
-    for _ in range(_ROUNDS):  # in turn, so that what else the machine does falls on all of them
-        for rate, done in zip(rates, rounds, strict=True):
-            done.append(asyncio.run(_measure(rate, seconds / _ROUNDS)))
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(GIL_SWITCH_SECONDS)  # as it is while serving
+    try:
+        for _ in range(_ROUNDS):  # in turn: what else the machine does falls on all of them
+            for rate, done in zip(rates, rounds, strict=True):
+                done.append(asyncio.run(_measure(rate, seconds / _ROUNDS)))
+    finally:
+        sys.setswitchinterval(usual)
     return [_row(rate, done, seconds) for rate, done in zip(rates, rounds, strict=True)]
 
 
@@ -122,6 +133,7 @@ async def _measure(rate: int | None, seconds: float) -> _Round:
         await decider.warm_up()
         sessions = FleetSessions(FleetSettings(), profiler, OrderSettings())
         flood = _Flood(profiler, store, StateKeeper(store, profiler, sessions))
+        flood.teach()
         stop_at = time.monotonic() + seconds
         feeding = asyncio.create_task(flood.run(rate, stop_at))
         decide, late = [], []
@@ -137,7 +149,7 @@ async def _measure(rate: int | None, seconds: float) -> _Round:
         await loop.run_in_executor(None, store.flush, 120.0)
         kept = len(store.finished(flood.requests + 1))
         store.close(10.0)
-    return _Round(flood.events, flood.requests - kept, decide, late)
+    return _Round(flood.events - flood.taught_events, flood.requests - kept, decide, late)
 
 
 class _Flood:
@@ -150,12 +162,25 @@ class _Flood:
         self._store = store
         self._keeper = keeper
         self.events = 0
+        self.taught_events = 0
         self.requests = 0
+
+    def teach(self) -> None:
+        """Let every node finish some requests before anybody watches."""
+        now = time.monotonic()
+        for _ in range(_TAUGHT_REQUESTS):
+            self._one(now)
+        self._store.flush(_TEACH_SECONDS)
+        self.taught_events = self.events
 
     async def run(self, rate: int | None, stop_at: float) -> None:
         started = time.monotonic()
         while (now := time.monotonic()) < stop_at:
-            wanted = int((now - started) * rate) if rate is not None else self.events + 100
+            wanted = (
+                self.taught_events + int((now - started) * rate)
+                if rate is not None
+                else self.events + 100
+            )
             while self.events + _EVENTS_OF_A_REQUEST <= wanted:
                 self._one(now)
             if rate is None:
