@@ -181,6 +181,21 @@ def test_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampler.totals().total_joules > 0
 
 
+def test_readings_are_timed_by_the_monotonic_clock() -> None:
+    """Case D5."""
+    seen: list[float] = []
+
+    class Timed(FakeSensor):
+        def read(self, now: float) -> Reading | NoData:
+            seen.append(now)
+            return super().read(now)
+
+    before = time.monotonic()
+    PowerSampler([Timed()], MODEL).step()
+    assert seen
+    assert all(before <= now <= time.monotonic() for now in seen)
+
+
 def test_throttling_of_the_board_is_passed_on(tmp_path: Path) -> None:
     """Case D15."""
     write(tmp_path, pi_4())
