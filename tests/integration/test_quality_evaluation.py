@@ -62,5 +62,5 @@ def test_eight_bits_find_the_float_model_s_neighbours_in_little_memory() -> None
     """
     report = bench_embedding(repeats=1)
     assert report.neighbour_overlap_ratio >= 0.88
-    assert report.resident_megabytes <= 500.0
+    assert report.resident_megabytes <= 600.0
     assert not report.imports_torch
