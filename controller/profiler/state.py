@@ -32,13 +32,10 @@ from controller.profiler.calibration import (
     PrefillSample,
     SpeedEstimate,
 )
+from controller.profiler.destinations import DestinationViews, with_claims
 from controller.profiler.network_profiler import EMPTY_PROBE, PathEstimate, ProbeSize
 from controller.profiler.node_profiler import believed_seconds, refusal
-from controller.profiler.quality_prior import quality_prior
 from controller.profiler.request_monitor import Claim, DecodeSeen, PrefillSeen, RequestMonitor
-
-_DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
-"""English under most tokenizers, until the node has counted with its own."""
 
 _TRUSTED_COMPLETIONS: Final = 20
 """A remembered calibration that rests on so many completions is better than a node's own one."""
@@ -231,6 +228,8 @@ class NodeRecord:
     stories: dict[ModelName, _ModelStory] = field(default_factory=dict)
     _speeds: dict[_SpeedKey, _Speed] = field(default_factory=dict)
     _sent: dict[RequestId, _Sent] = field(default_factory=dict)
+    _loaded: tuple[tuple[ReportedModel, SpeedEstimate], ...] | None = None
+    destinations: DestinationViews = field(default_factory=DestinationViews)
 
     @property
     def state(self) -> NodeState:
@@ -239,7 +238,7 @@ class NodeRecord:
             return NodeState.OFFLINE
         if self.is_draining:
             return NodeState.DRAINING
-        if any(self.is_routable(model) for model in self.models):
+        if self.loaded:
             return NodeState.READY
         return NodeState.LOADING
 
@@ -247,6 +246,23 @@ class NodeRecord:
     def round_trip_seconds(self) -> float | None:
         """As measured; None until then."""
         return self.path.round_trip_seconds
+
+    @property
+    def loaded(self) -> tuple[tuple[ReportedModel, SpeedEstimate], ...]:
+        """The models that can be destinations, in order of name."""
+        if self._loaded is None:
+            found = [
+                (model, self._speeds[self._speed_key(model)].estimate)
+                for model in sorted(self.models, key=lambda model: model.name)
+                if self.is_routable(model)
+            ]
+            self._loaded = tuple(found)
+        return self._loaded
+
+    def models_changed(self) -> None:
+        """Models, estimates or what they are estimated for are others now."""
+        self._loaded = None
+        self.destinations.forget()
 
     def is_routable(self, model: ReportedModel) -> bool:
         """Whether a model can be a destination: loaded, and its speed is known."""
@@ -372,6 +388,7 @@ class ProfilerState:
                 record.path = PathEstimate(attributes.kind, attributes.is_link_metered)
                 record.failed_requests += record.requests.clear()
                 record._sent.clear()
+                record.models_changed()
                 return
             case DrainChanged(_, is_draining):
                 record.is_draining = is_draining
@@ -542,6 +559,7 @@ class ProfilerState:
             if record.health is not None:
                 estimate.set_throttled(bool(record.health.is_throttled))
             record._speeds[key] = _Speed(reported, estimate)
+        record.models_changed()
 
     # -- what goes out ----------------------------------------------------------------------------
 
@@ -553,7 +571,7 @@ class ProfilerState:
         """Destinations that would take work now; cheaper than a snapshot."""
         believed = self._believed_seconds(now)
         return sum(
-            sum(record.is_routable(model) for model in record.models)
+            len(record.loaded)
             for record in self._nodes.values()
             if refusal(record.state, _age(record, now), believed) is None
         )
@@ -589,10 +607,16 @@ class ProfilerState:
                     device=_device(record),
                 )
             )
-            for model in sorted(record.models, key=lambda model: model.name):
-                speeds = record.calibration_of(model)
-                if model.phase is ModelPhase.READY and speeds is not None:
-                    destinations.append(_destination(record, nodes[-1], model, speeds))
+            for model, estimate in record.loaded:
+                story = record.stories.get(model.name)
+                idle = record.destinations.idle(
+                    node_id,
+                    model,
+                    estimate.calibration(),
+                    None if story is None else story.lengths.curve,
+                    0.0 if story is None else story.extra_prompt_tokens,
+                )
+                destinations.append(with_claims(idle, in_flight) if in_flight else idle)
         return ClusterSnapshot(
             tuple(nodes),
             tuple(destinations),
@@ -635,46 +659,3 @@ def _device(record: NodeRecord) -> DeviceClass:
     attributes, health = record.hello.attributes, record.health
     has_gpu = health is not None and health.gpu_utilisation_ratio is not None
     return device_class(attributes.hardware, attributes.cpu_cores, attributes.memory_bytes, has_gpu)
-
-
-def _destination(
-    record: NodeRecord, node: Node, model: ReportedModel, speeds: Calibration
-) -> Destination:
-    story = record.stories.get(model.name)
-    claimed = sorted(
-        _remaining_seconds(speeds, model.slots, work.prompt_tokens, work.output_tokens)
-        for work in [work for work in node.in_flight if work.model == model.name][: model.slots]
-    )
-    free = model.slots - len(claimed)
-    return Destination(
-        node_id=node.node_id,
-        model=model.name,
-        family=model.family,
-        parameters_billions=model.parameters_billions,
-        quantisation=model.quantisation,
-        context_tokens=model.context_tokens,
-        slots=model.slots,
-        has_chat_template=model.has_chat_template,
-        calibration=speeds,
-        price=model.price,
-        mean_quality_ratio=quality_prior(
-            model.parameters_billions, model.quantisation, not model.is_base_model
-        ),
-        quality_source="prior",
-        quality_count=0,
-        characters_per_token=model.characters_per_token or _DEFAULT_CHARACTERS_PER_TOKEN,
-        refuses_raw_prompts=model.refuses_raw_prompts,
-        supports_response_format=model.supports_response_format,
-        free_slots=free,
-        next_slot_seconds=0.0 if free else claimed[0],
-        answer_lengths=None if story is None else story.lengths.curve,
-        extra_prompt_tokens=0.0 if story is None else story.extra_prompt_tokens,
-    )
-
-
-def _remaining_seconds(
-    speeds: Calibration, slots: int, prompt_tokens: float, output_tokens: float
-) -> float:
-    """Until a sequence ends with all slots busy."""
-    fixed, each = decode_step(speeds, slots)
-    return prompt_tokens / speeds.prefill_rate + output_tokens * (fixed + each * slots)

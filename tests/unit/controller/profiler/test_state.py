@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -428,9 +430,14 @@ class AnyInterleaving(RuleBasedStateMachine):
         for known in (self.open, self.made, self.health_at):
             known.pop(node_id, None)
 
-    @rule(node_id=st.sampled_from(NODES))
-    def report_health(self, node_id: NodeId) -> None:
-        self.profiler.apply(HealthReported(node_id, health()), self.now)
+    @rule(
+        node_id=st.sampled_from(NODES),
+        power_mode=st.sampled_from(["", "15W"]),
+        is_throttled=st.booleans(),
+    )
+    def report_health(self, node_id: NodeId, power_mode: str, is_throttled: bool) -> None:
+        sample = replace(health(), power_mode=power_mode, is_throttled=is_throttled)
+        self.profiler.apply(HealthReported(node_id, sample), self.now)
         if node_id in self.health_at:
             self.health_at[node_id] = self.now
 
@@ -494,6 +501,13 @@ class AnyInterleaving(RuleBasedStateMachine):
             requests.clear()
         for node in self.profiler.snapshot(self.now).nodes:
             assert (node.inflight_requests, node.backlog_seconds) == (0, 0.0)
+
+    @invariant()
+    def snapshot_is_as_if_it_kept_nothing_of_the_last_one(self) -> None:
+        found = self.profiler.snapshot(self.now)
+        for record in self.profiler.nodes.values():
+            record.models_changed()
+        assert found == self.profiler.snapshot(self.now)
 
     @invariant()
     def counts_are_those_of_the_open_claims(self) -> None:
