@@ -102,6 +102,18 @@ def test_request_in_a_ramp_is_charged_for_its_own_window() -> None:
     assert charge.joules == pytest.approx(37.5, rel=0.03)
 
 
+def test_engine_that_claims_more_work_than_time_takes_no_more_than_the_node_used() -> None:
+    """Case D18."""
+    ledger = EnergyLedger()
+    ledger.set_active({"a": 2}, 0.0)
+    feed(ledger, lambda at: 10.0, 10.0, 10.0)
+    for _ in range(2):  # each claims the whole engine for the whole time
+        ledger.charge("a", 10.0, whole(0.0, 10.0, 10.0))
+    totals = ledger.totals(10.0)
+    assert totals.requests_joules == pytest.approx(totals.total_joules)
+    assert totals.idle_joules >= -1e-6
+
+
 def test_counter_is_preferred_to_the_power_beside_it() -> None:
     ledger = EnergyLedger()
     ledger.add(PowerSample(0.0, PowerSource.RAPL, None, 0.0))
