@@ -46,3 +46,21 @@ def test_curve_starts_at_one_and_never_rises(answers: list[tuple[int, bool]]) ->
     assert list(curve.tokens) == sorted(set(curve.tokens))
     assert list(curve.survival) == sorted(curve.survival, reverse=True)
     assert curve.survival[-1] >= 0.0
+
+
+def test_no_more_than_a_sixteenth_of_the_answers_is_left_out() -> None:
+    lengths = AnswerLengths()
+    for seen in range(1, 64):
+        lengths.observe(1000, False)
+        fresh = AnswerLengths()
+        for _ in range(seen):
+            fresh.observe(1000, False)
+        if seen < 16:
+            assert lengths.curve == fresh.curve
+        # The share that goes on beyond 512 tells how many answers the curve has seen.
+        assert lengths.curve.survival[-5] == pytest.approx(fresh.curve.survival[-5], rel=0.1)
+    before = lengths.curve
+    for _ in range(5):
+        lengths.observe(10, False)
+    assert lengths.curve is not before
+    assert lengths.curve is lengths.curve
