@@ -59,7 +59,7 @@ def test_a_full_disk_at_the_start_is_said(disk: Path) -> None:
 
 
 @pytest.mark.privileged
-def test_a_read_only_disk_is_said_at_the_start_and_while_running(disk: Path) -> None:
+def test_a_read_only_disk_is_said_at_the_start(disk: Path) -> None:
     with opened(disk) as folder:
         folder.append([record(p) for p in range(3)])
     remount(disk, "ro")
