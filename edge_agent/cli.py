@@ -184,20 +184,32 @@ def status(config: Path | None, data_dir: Path | None, as_json: bool, watch: boo
     --watch an agent that is away is waited for.
     """
     settings = _load(config, data_dir=data_dir)
-    try:
-        if not watch:
-            sys.exit(_show_status(settings, as_json, is_watched=False))
-        while True:
-            try:
-                _show_status(settings, as_json, is_watched=True)
-            except _Told as away:  # being restarted, say
-                if not as_json:
-                    click.clear()
-                    click.echo(away.message)
-            sys.stdout.flush()
-            time.sleep(1.0)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_READY)
+    if not watch:
+        sys.exit(_show_status(settings, as_json, is_watched=False))
+    _watch_status(settings, as_json)
+
+
+def _watch_status(settings: Settings, as_json: bool) -> None:
+    """Show it anew each second until Ctrl-C."""
+    is_wanted = True
+
+    def stop(*_: object) -> None:
+        nonlocal is_wanted
+        is_wanted = False
+
+    # As an exception it would be lost where it met the last moment of an `asyncio.run`.
+    signal.signal(signal.SIGINT, stop)
+    while is_wanted:
+        try:
+            _show_status(settings, as_json, is_watched=True)
+        except _Told as away:  # being restarted, say
+            if not as_json:
+                click.clear()
+                click.echo(away.message)
+        sys.stdout.flush()
+        shown_at = time.monotonic()
+        while is_wanted and time.monotonic() - shown_at < 1.0:
+            time.sleep(0.05)
 
 
 def _show_status(settings: Settings, as_json: bool, is_watched: bool) -> int:
