@@ -241,7 +241,7 @@ def test_agent_is_installed_run_upgraded_and_removed_on_a_host_without_a_network
         upgraded = control.playbook(edge_agent_wheelhouse=str(newer))
     assert upgraded.returncode == 0, upgraded.output
     assert any(answer.returncode == 0 for answer in answers), answers[-1].stderr
-    assert not [answer.stderr for answer in answers if answer.returncode and answer.stdout]
+    assert not [answer.stderr for answer in answers if answer.returncode and answer.stdout.strip()]
     main_pid = host.run("systemctl show -P MainPID edge-agent").stdout.strip()
     assert main_pid != running_before.strip()
     assert "/versions/99.0-newer/" in host.run(f"cat /proc/{main_pid}/cmdline").stdout
