@@ -1,7 +1,7 @@
 """The OpenAI-compatible HTTP door: its routes, and how an answer goes out on the wire."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -37,8 +37,7 @@ from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
-from controller.routing.policy import FallbackCause
-from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics
+from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics, CountsFallbacks
 
 log = structlog.get_logger()
 
@@ -48,7 +47,7 @@ Item = InferEvent | HttpFailure
 """What the service says of one request; an Account or a failure is the last."""
 
 
-class Router(Protocol):
+class Router(CountsFallbacks, Protocol):
     """What this door needs of `RouterService`."""
 
     def infer(self, request: InferenceRequest) -> AsyncGenerator[InferEvent, None]:
@@ -57,11 +56,6 @@ class Router(Protocol):
 
     def models(self) -> list[ServedModel]:
         """What the fleet can answer with now."""
-        ...
-
-    @property
-    def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
-        """Requests that another policy decided, by the policy in force and the cause."""
         ...
 
 

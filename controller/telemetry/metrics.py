@@ -18,7 +18,7 @@ class CountsFallbacks(Protocol):
 
     @property
     def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
-        """Requests that another policy decided than the one in force, by that one and cause."""
+        """Requests that another policy decided, by the policy in force and the cause."""
         ...
 
 
@@ -37,7 +37,7 @@ class ControllerMetrics(Collector):
             "Requests that another policy decided than the one in force.",
             labels=("policy", "cause"),
         )
-        for (policy, cause), count in sorted(self._source.policy_fallbacks.items()):
+        for (policy, cause), count in self._source.policy_fallbacks.items():
             fallbacks.add_metric((policy, cause.value), count)
         yield fallbacks
 

@@ -36,3 +36,12 @@ def test_every_scrape_reads_the_counts_anew() -> None:
     assert read(metrics) == {key: 3.0}
     counts.counts['od"d', cause] = 4
     assert read(metrics) == {key: 4.0}
+
+
+def test_one_policy_may_leave_requests_for_several_causes() -> None:
+    counts = Counts()
+    counts.counts = {("ppo", cause): number for number, cause in enumerate(FallbackCause, 1)}
+    name = "pointsman_policy_fallback_requests_total"
+    assert read(ControllerMetrics(counts)) == {
+        (name, "ppo", cause.value): number for number, cause in enumerate(FallbackCause, 1)
+    }
