@@ -27,9 +27,6 @@ class Round:
     burst: tuple[types_pb2.InferenceRequest, ...]
     follower: tuple[types_pb2.InferenceRequest, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.burst) + len(self.follower)
-
 
 def built_in_rounds(rounds: int, seed: int) -> list[Round]:
     """Of the demonstration's questions, several of which often make one prompt."""

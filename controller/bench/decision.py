@@ -35,7 +35,6 @@ from controller.predictors.embedding import CachedEmbedding, EmbeddingBackend
 from controller.predictors.fitted import FittedPredictors
 from controller.profiler.state import HealthReported, NodeConnected, ProfilerState
 from controller.request_manager.estimates import combined
-from controller.routing.formulation import formulate
 from controller.routing.policy import Budget, RoutingPolicy
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.routing.problem import FloatArray
@@ -134,16 +133,7 @@ class _Decisions:
             told = self._conditioned.predict([asked.text], embedded, limits, busy)
             estimates = combined([asked], busy, None, told)
             moments.append(time.perf_counter())
-            batch = formulate(
-                [asked],
-                busy,
-                DRLM_WEIGHTS,
-                quality=estimates.quality,
-                output_tokens=estimates.output_tokens,
-                median_tokens=estimates.median_tokens,
-                inference_seconds=estimates.inference_seconds,
-                class_quality=estimates.class_quality,
-            )
+            batch = estimates.formulated([asked], busy, DRLM_WEIGHTS)
             moments.append(time.perf_counter())
             decision = self._policy.decide(batch.problem, rng, Budget())
             moments.append(time.perf_counter())

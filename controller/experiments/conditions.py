@@ -174,9 +174,8 @@ def run_plan(
             )
             progress(len(runs), total, f"{contender.label}, {condition.name}")
     rows = [
-        ConditionRow(condition, policy, mean_figures(found), _differences(plan, runs, key))
+        ConditionRow(*key, mean_figures(found), _differences(plan, runs, key))
         for key, found in runs.items()
-        for condition, policy in (key,)
     ]
     said = {
         **made_with,

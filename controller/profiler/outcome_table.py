@@ -51,9 +51,10 @@ class OutcomeTable:
         """Take in an outcome; the table has this shape then."""
         self._make_room(shape)
         count = int(self._counts[row, column])
-        if not count:
-            self._bound_sum[column] -= np.nan_to_num(self._means[row, column])
-        old = float(self._means[row, column]) if count else 0.0
+        old = float(np.nan_to_num(self._means[row, column]))
+        if not count:  # a bound, which was none of the outcomes
+            self._bound_sum[column] -= old
+            old = 0.0
         new = old + (value - old) / (count + 1)
         self._means[row, column] = new
         new = float(self._means[row, column])  # as it was rounded, so that the sums stay true

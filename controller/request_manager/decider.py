@@ -31,7 +31,7 @@ from controller.predictors.serving import QualityPredictor
 from controller.request_manager.estimates import Estimates, estimate
 from controller.routing.engine_simulation import predicted_finish_seconds
 from controller.routing.evaluator import Terms, evaluate
-from controller.routing.formulation import FormulatedBatch, formulate
+from controller.routing.formulation import FormulatedBatch
 from controller.routing.objective import bounds_of, objectives
 from controller.routing.policies import (
     BrokenPolicy,
@@ -331,16 +331,8 @@ def _formulate(
     fitted: FittedPredictor | None,
 ) -> _Formulated:
     estimates = estimate(requests, snapshot, predictor, fitted)
-    batch = formulate(
-        requests,
-        snapshot,
-        choice.weights.as_tuple(),
-        Normalisation(choice.normalisation),
-        quality=estimates.quality,
-        output_tokens=estimates.output_tokens,
-        median_tokens=estimates.median_tokens,
-        inference_seconds=estimates.inference_seconds,
-        class_quality=estimates.class_quality,
+    batch = estimates.formulated(
+        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation)
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import structlog
+from numpy.typing import ArrayLike
 
 from controller.domain.cluster import ClusterSnapshot
 from controller.domain.request import InferenceRequest
@@ -17,7 +18,8 @@ from controller.predictors.serving import (
     length_prior,
     source_label,
 )
-from controller.routing.problem import FloatArray
+from controller.routing.formulation import FormulatedBatch, formulate
+from controller.routing.problem import FloatArray, Normalisation
 
 log = structlog.get_logger()
 
@@ -46,6 +48,26 @@ class Estimates:
     similar: Predictions | None = None
     told: ClassPredictions | None = None
     predictors: str = ""
+
+    def formulated(
+        self,
+        requests: Sequence[InferenceRequest],
+        snapshot: ClusterSnapshot,
+        weights: ArrayLike,
+        normalisation: Normalisation = Normalisation.PAYOFF,
+    ) -> FormulatedBatch:
+        """The problem that these estimates make; raises as `formulate` does."""
+        return formulate(
+            requests,
+            snapshot,
+            weights,
+            normalisation,
+            quality=self.quality,
+            output_tokens=self.output_tokens,
+            median_tokens=self.median_tokens,
+            inference_seconds=self.inference_seconds,
+            class_quality=self.class_quality,
+        )
 
     def query_class(self, request: int) -> str:
         """What the classifier says of a request; empty without one."""
@@ -113,17 +135,12 @@ def combined(
             similar.quality, similar.output_tokens, similar.median_tokens, similar=similar
         )
     quality, mean, median = told.quality, told.output_tokens, told.output_tokens
-    if similar is not None:
-        quality = np.where(np.isnan(quality), similar.quality, quality)
-        mean = np.where(np.isnan(mean), similar.output_tokens, mean)
-        median = np.where(np.isnan(median), similar.median_tokens, median)
-    elif np.isnan(quality).any() or np.isnan(mean).any():
-        limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-        prior = length_prior(snapshot.destinations, limits)
-        own = np.array([destination.mean_quality_ratio for destination in snapshot.destinations])
-        quality = np.where(np.isnan(quality), own, quality)
-        mean = np.where(np.isnan(mean), prior.mean, mean)
-        median = np.where(np.isnan(median), prior.median, median)
+    if np.isnan(quality).any() or np.isnan(mean).any():
+        others = _otherwise(requests, snapshot, similar)
+        quality, mean, median = (
+            np.where(np.isnan(known), other, known)
+            for known, other in zip((quality, mean, median), others, strict=True)
+        )
     return Estimates(
         quality=quality,
         output_tokens=mean,
@@ -134,3 +151,15 @@ def combined(
         told=told,
         predictors=predictors,
     )
+
+
+def _otherwise(
+    requests: Sequence[InferenceRequest], snapshot: ClusterSnapshot, similar: Predictions | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Quality, mean and median length without the fitted predictors."""
+    if similar is not None:
+        return similar.quality, similar.output_tokens, similar.median_tokens
+    limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
+    prior = length_prior(snapshot.destinations, limits)
+    own = np.array([destination.mean_quality_ratio for destination in snapshot.destinations])
+    return own, prior.mean, prior.median

@@ -18,6 +18,9 @@ from controller.routing.problem import Normalisation, ProblemMetadata, RoutingPr
 
 ENTRY_POINT_GROUP: Final = "pointsman.policies"
 
+_LEARNED: Final = "served_policy"
+"""What makes each learned policy, of its name and its artifact."""
+
 # By module and attribute, not by object: most policies import Numba, and naming them must not.
 _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "memetic": ("memetic.algorithm", "MemeticPolicy"),
@@ -34,8 +37,8 @@ _BUILT_IN: Final[dict[str, tuple[str, str]]] = {
     "routellm": ("baselines.routellm", "RouteLlmPolicy"),
     "optllm": ("baselines.optllm", "OptLlmPolicy"),
     "greedy-reward": ("baselines.greedy_reward", "GreedyRewardPolicy"),
-    "ppo": ("ppo.policy", "served_policy"),
-    "ppo-set": ("ppo.policy", "served_policy"),
+    "ppo": ("ppo.policy", _LEARNED),
+    "ppo-set": ("ppo.policy", _LEARNED),
     "exact": ("exact", "ExactPolicy"),
 }
 
@@ -71,10 +74,6 @@ def policy_names() -> tuple[str, ...]:
     return (*_BUILT_IN, *theirs)
 
 
-LEARNED_POLICIES: Final = ("ppo", "ppo-set")
-"""Those that need an artifact; without one they leave every request to their fall-back."""
-
-
 def policy_named(name: str, find: FindArtifact = no_artifact) -> RoutingPolicy:
     """The policy of that name, with its default settings.
 
@@ -82,7 +81,8 @@ def policy_named(name: str, find: FindArtifact = no_artifact) -> RoutingPolicy:
 
     Args:
         name: as `policy_names` has it.
-        find: gives the artifacts of `LEARNED_POLICIES`.
+        find: gives the artifacts of learned policies; without one they leave every request to their
+            fall-back.
 
     Raises:
         UnknownPolicy: no policy has the name; the error lists those there are.
@@ -91,7 +91,7 @@ def policy_named(name: str, find: FindArtifact = no_artifact) -> RoutingPolicy:
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
         factory = getattr(importlib.import_module(f"controller.routing.{module}"), attribute)
-        policy: RoutingPolicy = factory(name, find) if name in LEARNED_POLICIES else factory()
+        policy: RoutingPolicy = factory(name, find) if attribute == _LEARNED else factory()
         return policy
     for entry in _entry_points():
         if entry.name == name:

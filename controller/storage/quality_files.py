@@ -321,7 +321,8 @@ def _read_generation(folder: Path, generation: int) -> StoreContents | None:
                 f"{path} has schema version {version}; this controller reads {SCHEMA_VERSION}"
             )
         arrays: dict[str, NDArray[Any]] = {}
-        for name in (*_ARRAYS, *[name for name in (_TIMES,) if name in manifest["sha256"]]):
+        has_times = _TIMES in manifest["sha256"]
+        for name in (*_ARRAYS, _TIMES) if has_times else _ARRAYS:
             file = path / f"{name}.npy"
             if file_digest(file) != manifest["sha256"][name]:
                 raise QualityFilesError(f"{file} is damaged; restore a copy of {folder}")
