@@ -9,11 +9,10 @@ from typing import Final
 
 import structlog
 
-from controller.domain.node_report import NodeHello
 from controller.fleet.sessions import FleetSessions
 from controller.ids import NodeId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.profiler.state import NodeRecord, ProfilerState
+from controller.profiler.state import ProfilerState
 from controller.request_manager.records import RequestRecord
 from controller.storage.base import ControllerStore, KnownNode
 
@@ -34,7 +33,6 @@ class StateKeeper:
         self._profiler = profiler
         self._sessions = sessions
         self._nodes: dict[NodeId, KnownNode] = {}
-        self._hellos: dict[NodeId, tuple[NodeHello, NodeHello]] = {}
         self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
         sessions.on_settled = self._keep_known_node
 
@@ -114,7 +112,6 @@ class StateKeeper:
         for node_id in self._nodes.keys() - current.keys():
             self._store.forget_node(node_id)
             del self._nodes[node_id]
-            self._hellos.pop(node_id, None)
 
     def _keep_known_node(self, node_id: NodeId) -> None:
         if node_id in self._profiler.nodes:
@@ -124,7 +121,7 @@ class StateKeeper:
         record = self._profiler.nodes[node_id]
         instance_id, acked = self._sessions.last_settled(node_id)
         node = KnownNode(
-            self._hello_of(node_id, record),
+            dataclasses.replace(record.hello, models=record.models),
             self._sessions.is_draining(node_id),
             record.completed_requests,
             record.failed_requests,
@@ -135,14 +132,6 @@ class StateKeeper:
         if self._nodes.get(node_id) != node:
             self._store.save_node(node)
             self._nodes[node_id] = node
-
-    def _hello_of(self, node_id: NodeId, record: NodeRecord) -> NodeHello:
-        """The node's introduction with its models of now; the same object while neither changes."""
-        introduced, current = self._hellos.get(node_id, (None, None))
-        if current is None or introduced is not record.hello or current.models != record.models:
-            current = dataclasses.replace(record.hello, models=record.models)
-            self._hellos[node_id] = (record.hello, current)
-        return current
 
     def _keep_calibrations(self) -> None:
         known = {one.key: one for one in self._profiler.known_calibrations()}

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DBAPIError
 
-from controller.domain.node_report import NodeHello
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import KnownCalibration
 from controller.request_manager.records import RequestRecord
@@ -90,7 +89,6 @@ class SqliteStore:
         self._issue = ""
         self._condition = threading.Condition()
         self._writer: Connection | None = None
-        self._hellos: dict[NodeId, tuple[NodeHello, str]] = {}
         self._is_closing = False
         self._thread = threading.Thread(target=self._write_on, name="storage", daemon=True)
         self._thread.start()
@@ -302,10 +300,8 @@ class SqliteStore:
         with connection.begin():
             if gone:
                 connection.execute(delete(NODES).where(NODES.c.node_id.in_(gone)))
-                for node_id in gone:
-                    self._hellos.pop(node_id, None)
             if kept:
-                _put(connection, NODES, [self._node_row(node, now) for node in kept])
+                _put(connection, NODES, [_node_row(node, now) for node in kept])
             if taken.calibrations:
                 rows = [_calibration_row(one, now) for one in taken.calibrations.values()]
                 _put(connection, CALIBRATIONS, rows)
@@ -321,24 +317,6 @@ class SqliteStore:
                         for record in latest.values()
                     ],
                 )
-
-    def _node_row(self, node: KnownNode, now: float) -> dict[str, object]:
-        # With every finished request the counts change, but hardly ever the introduction.
-        hello, document = self._hellos.get(node.node_id, (None, ""))
-        if hello is not node.hello:
-            document = HELLO.dump_json(node.hello).decode()
-            self._hellos[node.node_id] = (node.hello, document)
-        return {
-            "node_id": node.node_id,
-            "hello": document,
-            "is_draining": int(node.is_draining),
-            "completed_requests": node.completed_requests,
-            "failed_requests": node.failed_requests,
-            "cancelled_requests": node.cancelled_requests,
-            "instance_id": node.instance_id,
-            "acked_sequence": node.acked_sequence,
-            "saved_time": now,
-        }
 
     def _tidy(self) -> None:
         """Drop what the retention no longer allows, oldest first."""
@@ -373,6 +351,20 @@ class SqliteStore:
 
 def _put(connection: Connection, table: Any, rows: list[dict[str, object]]) -> None:
     connection.execute(insert(table).prefix_with("OR REPLACE"), rows)
+
+
+def _node_row(node: KnownNode, now: float) -> dict[str, object]:
+    return {
+        "node_id": node.node_id,
+        "hello": HELLO.dump_json(node.hello).decode(),
+        "is_draining": int(node.is_draining),
+        "completed_requests": node.completed_requests,
+        "failed_requests": node.failed_requests,
+        "cancelled_requests": node.cancelled_requests,
+        "instance_id": node.instance_id,
+        "acked_sequence": node.acked_sequence,
+        "saved_time": now,
+    }
 
 
 def _node(row: Any) -> KnownNode | None:
