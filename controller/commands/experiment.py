@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -194,22 +194,12 @@ def _of_conditions(command: click.Command) -> click.Command:
 
 
 @click.command()
-def weights(
-    artifacts: Path,
-    inputs: Path | None,
-    out: Path,
-    scenario: str,
-    requests: int,
-    rate: float,
-    runs: int,
-    seed: int,
-) -> None:
+def weights(requests: int, rate: float, **options: Any) -> None:
     """Put more and more weight on energy and on money, and see who heeds it."""
     from controller.experiments.conditions import weights_plan
     from controller.experiments.runs import Load
 
-    plan = weights_plan(Load(requests, rate))
-    _compare_conditions(plan, artifacts, inputs, out, scenario, range(seed, seed + runs))
+    _compare_conditions(weights_plan(Load(requests, rate)), **options)
 
 
 @click.command()
@@ -220,23 +210,12 @@ def weights(
     show_default=True,
     help="How long a node that fails goes on being sent requests.",
 )
-def churn(
-    lease_seconds: float,
-    artifacts: Path,
-    inputs: Path | None,
-    out: Path,
-    scenario: str,
-    requests: int,
-    rate: float,
-    runs: int,
-    seed: int,
-) -> None:
+def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
     """Let nodes fail and come back at random, more and more often."""
     from controller.experiments.conditions import churn_plan
     from controller.experiments.runs import Load
 
-    plan = churn_plan(Load(requests, rate), lease_seconds)
-    _compare_conditions(plan, artifacts, inputs, out, scenario, range(seed, seed + runs))
+    _compare_conditions(churn_plan(Load(requests, rate), lease_seconds), **options)
 
 
 experiment.add_command(_of_conditions(weights))
@@ -244,7 +223,13 @@ experiment.add_command(_of_conditions(churn))
 
 
 def _compare_conditions(
-    plan: "Plan", artifacts: Path, inputs: Path | None, out: Path, scenario: str, seeds: range
+    plan: "Plan",
+    artifacts: Path,
+    inputs: Path | None,
+    out: Path,
+    scenario: str,
+    runs: int,
+    seed: int,
 ) -> None:
     from controller.experiments.condition_report import condition_tables, write_condition_report
     from controller.experiments.conditions import NothingLearned, run_plan
@@ -265,7 +250,7 @@ def _compare_conditions(
             results = run_plan(
                 plan,
                 judged,
-                seeds,
+                range(seed, seed + runs),
                 artifacts,
                 origin_of(cluster, given),
                 lambda done, total, what: bars.show(plan.name, done, total, what),

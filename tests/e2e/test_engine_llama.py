@@ -471,6 +471,18 @@ def test_a_chat_reuses_the_system_prompt_of_others(smollm2: Path) -> None:
     run(scenario())
 
 
+def assert_same(program: str, weights: Path) -> None:
+    """A program of its own, given the weights, prints that what it compared is the same."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(weights)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
 WINDOW_PROGRAM = """
 import sys
 from pathlib import Path
@@ -500,14 +512,7 @@ print("same")
 
 def test_a_sliding_window_is_reused_only_as_far_as_it_is_there(gemma3: Path) -> None:
     """Above 1,024 tokens its layers forget, which is what keeps the memory small."""
-    done = subprocess.run(
-        [sys.executable, "-c", WINDOW_PROGRAM, str(gemma3)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.stdout.strip() == "same", done.stderr
+    assert_same(WINDOW_PROGRAM, gemma3)
 
 
 REUSE_PROGRAM = """
@@ -541,14 +546,7 @@ print("same")
 def test_a_prompt_that_starts_from_a_kept_one_has_the_same_logits_to_the_last_bit(
     weights: str, request: pytest.FixtureRequest
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REUSE_PROGRAM, str(request.getfixturevalue(weights))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.stdout.strip() == "same", done.stderr
+    assert_same(REUSE_PROGRAM, request.getfixturevalue(weights))
 
 
 GREEDY_PROGRAM = """
@@ -573,14 +571,7 @@ print("same")
 def test_without_temperature_the_likeliest_token_is_taken_as_llama_cpp_does(
     weights: str, request: pytest.FixtureRequest
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", GREEDY_PROGRAM, str(request.getfixturevalue(weights))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.stdout.strip() == "same", done.stderr
+    assert_same(GREEDY_PROGRAM, request.getfixturevalue(weights))
 
 
 SWAP_PROGRAM = """
@@ -617,14 +608,7 @@ print("same")
 def test_a_moved_sequence_is_the_same_to_the_last_bit(
     weights: str, request: pytest.FixtureRequest
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SWAP_PROGRAM, str(request.getfixturevalue(weights))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.stdout.strip() == "same", done.stderr
+    assert_same(SWAP_PROGRAM, request.getfixturevalue(weights))
 
 
 def test_answers_whose_slots_are_moved_come_out_as_they_do_alone(smollm2: Path) -> None:

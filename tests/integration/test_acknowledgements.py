@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +57,24 @@ def finished(database: Path) -> list[tuple[str, str]]:
         return connection.execute("SELECT request_id, state FROM requests").fetchall()
 
 
-async def test_a_completion_is_acknowledged_after_the_commit_that_keeps_it(tmp_path: Path) -> None:
-    database = tmp_path / "controller" / FILE_NAME
+@contextlib.asynccontextmanager
+async def asked_of_an_agent(
+    folder: Path,
+) -> AsyncIterator[tuple[ScriptedAgent, Any, "asyncio.Task[Any]"]]:
+    """An agent that has been ordered to answer a request, and the client's waiting for it."""
     async with (
-        running_fleet(tmp_path) as fleet,
+        running_fleet(folder) as fleet,
         scripted_agent(fleet.listening.grpc_address) as agent,
     ):
         await fleet.wait_for_state("pi", "ready")
         asked = asyncio.create_task(fleet.infer())
         (order,) = await agent.until("work")
+        yield agent, order, asked
+
+
+async def test_a_completion_is_acknowledged_after_the_commit_that_keeps_it(tmp_path: Path) -> None:
+    database = tmp_path / "controller" / FILE_NAME
+    async with asked_of_an_agent(tmp_path) as (agent, order, asked):
         with nothing_can_be_written(database):
             agent.say(sequence=1, completion=completion_of(order))
             await asked  # the client waits for no disk
@@ -78,13 +87,7 @@ async def test_a_completion_is_acknowledged_after_the_commit_that_keeps_it(tmp_p
 
 async def test_what_a_killed_controller_had_not_kept_is_sent_again_and_told(tmp_path: Path) -> None:
     left_behind = tmp_path / "next" / "controller"
-    async with (
-        running_fleet(tmp_path) as fleet,
-        scripted_agent(fleet.listening.grpc_address) as agent,
-    ):
-        await fleet.wait_for_state("pi", "ready")
-        asked = asyncio.create_task(fleet.infer())
-        (order,) = await agent.until("work")
+    async with asked_of_an_agent(tmp_path) as (agent, order, asked):
         with nothing_can_be_written(tmp_path / "controller" / FILE_NAME):
             agent.say(sequence=1, completion=completion_of(order))
             await asked

@@ -15,7 +15,7 @@ from controller.config import (
     SettingsError,
 )
 from controller.domain.hardware import DeviceClass, ModelConfiguration
-from controller.predictors.embedding import MANIFEST_FILE, OnnxEmbedding, default_folder
+from controller.predictors.embedding import OnnxEmbedding
 from controller.predictors.fitted import save_predictors
 from edge_agent.config import ModelSettings
 from pointsman.v1 import router_pb2
@@ -29,14 +29,6 @@ SUMS = "What is {a} plus {b}? Give the number."
 POEMS = "Write a short poem about {a} birds and {b} trees."
 SECONDS = 3.0
 """Of every answer, as measured; the fake engine's calibration foretells a fraction of it."""
-
-
-@pytest.fixture
-def embedding() -> QualitySettings:
-    folder = default_folder()
-    if not (folder / MANIFEST_FILE).exists():
-        pytest.skip(f"no embedding model in {folder}; run `edge-controller embedding export`")
-    return QualitySettings(embedding_dir=str(folder))
 
 
 @pytest.fixture

@@ -8,20 +8,11 @@ import grpc
 import pytest
 
 from controller.config import QualitySettings
-from controller.predictors.embedding import MANIFEST_FILE, default_folder
 from edge_agent.config import ModelSettings
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 from tests.fakes.fleet import RunningFleet, infer_request, running_fleet
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def embedding() -> QualitySettings:
-    folder = default_folder()
-    if not (folder / MANIFEST_FILE).exists():
-        pytest.skip(f"no embedding model in {folder}; run `edge-controller embedding export`")
-    return QualitySettings(embedding_dir=str(folder))
 
 
 async def judge(fleet: RunningFleet, request_id: str, score: float) -> None:
