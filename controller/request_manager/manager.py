@@ -131,7 +131,8 @@ class RequestManager:
             raise
         finally:  # also when the client went away
             self._abandon(record, RequestState.CANCELLED, "the client went away")
-            self._streams.pop(request.request_id, None)
+            if self._streams.get(request.request_id) is stream:  # its id may be another's by now
+                del self._streams[request.request_id]
 
     async def _events(
         self, record: RequestRecord, stream: AnswerStream
@@ -455,8 +456,7 @@ class RequestManager:
         """A node's session ended; each of its requests moves or fails."""
         self._changed.set()  # with one destination left the open window has no choice to wait for
         for record in list(self._records.running.values()):
-            is_there = record.state in (RequestState.DISPATCHED, RequestState.STREAMING)
-            if is_there and _node_of(record) == node_id:
+            if self._is_at(node_id, record):
                 outcome = on_node_lost(
                     Attempt(record.attempts, record.tokens_sent),
                     f"node {node_id} was lost: {why}",
@@ -468,11 +468,21 @@ class RequestManager:
         self, node_id: NodeId, request_id: RequestId, attempt: int
     ) -> RequestRecord | None:
         record = self._records.running.get(request_id)
-        if record is None or record.attempt_number != attempt or _node_of(record) != node_id:
+        if record is None or record.attempt_number != attempt:
             return None
-        if record.state not in (RequestState.DISPATCHED, RequestState.STREAMING):
-            return None
-        return record
+        return record if self._is_at(node_id, record) else None
+
+    def _is_at(self, node_id: NodeId, record: RequestRecord) -> bool:
+        """Whether this running request's end is still up to this node.
+
+        Once the last event is in, it is the client's, who may take its time to read it.
+        """
+        is_sent = record.state in (RequestState.DISPATCHED, RequestState.STREAMING)
+        return (
+            is_sent
+            and _node_of(record) == node_id
+            and not self._streams[record.request.request_id].is_ended
+        )
 
     def _settle(self, record: RequestRecord, outcome: Outcome, is_node_lost: bool = False) -> None:
         match outcome:
@@ -490,9 +500,9 @@ class RequestManager:
                 self._fail(record, _error_of(kind, message, is_node_lost))
 
     def _fail(self, record: RequestRecord, error: RouterError) -> None:
-        stream = self._streams.get(record.request.request_id)
-        if stream is not None:
-            stream.fail(error)
+        request_id = record.request.request_id
+        if self._records.running.get(request_id) is record:  # its id may be another's by now
+            self._streams[request_id].fail(error)
 
     # -- shutdown ---------------------------------------------------------------------------------
 
