@@ -20,6 +20,7 @@ from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
 from controller.gateway.app import build_app
 from controller.gateway.server import serve_http
+from controller.memory import release_code, release_freed_memory
 from controller.predictors.embedding import EmbeddingUnavailableError
 from controller.predictors.fitted_serving import FittedPredictor, open_fitted_predictor
 from controller.predictors.serving import QualityPredictor, open_embedding, open_quality_predictor
@@ -43,6 +44,9 @@ _STORE_SECONDS: Final = 5.0
 
 _LEARN_SECONDS: Final = 5.0
 """How long the last outcomes may take to be kept when the controller stops."""
+
+_COMPILER_LIBRARY: Final = "libllvmlite"
+"""What compiles the policies and loads them compiled (Numba's LLVM), and then has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ async def _serve(
     # A port in use is told before the policies are compiled, which takes a while the first time.
     port = server.bind(settings.server.listen, certificate)
     await decider.warm_up()
+    release_code(_COMPILER_LIBRARY)  # tens of megabytes, and the policies are ready
+    release_freed_memory()
     await server.start()
     http_stop = asyncio.Event()
     http_address: str | None = None

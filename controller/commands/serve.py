@@ -71,11 +71,11 @@ def serve(
     from controller.app import serve as run_controller
     from controller.errors import RouterError, UnknownPolicyError
     from controller.gateway.server import ListenError as HttpListenError
-    from controller.memory import share_arenas
+    from controller.memory import keep_heaps_small
     from controller.request_manager.decider import GIL_SWITCH_SECONDS
 
     sys.setswitchinterval(GIL_SWITCH_SECONDS)
-    share_arenas()
+    keep_heaps_small()
 
     def ready(listening: Listening) -> None:
         click.echo(
