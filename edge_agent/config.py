@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 from edge_agent.errors import UsageError
+from edge_agent.limits import limit_problems
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -393,10 +394,12 @@ def _check(settings: Settings) -> list[str]:
     names = [model.name for model in settings.models if model.name]
     problems += [f"models: {name!r} is listed twice" for name in {*names} if names.count(name) > 1]
     for model in settings.models:
-        if not 1 <= model.slots <= 256:
-            problems.append(f"models {model.name}: slots must be 1 to 256")
-        if model.threads < 0 or model.context_tokens < 0 or model.gpu_layers < 0:
-            problems.append(f"models {model.name}: threads, context and layers are not negative")
+        problems += [
+            f"models {model.name}: {problem}"
+            for problem in limit_problems(model.slots, model.context_tokens, 0)
+        ]
+        if model.threads < 0 or model.gpu_layers < 0:
+            problems.append(f"models {model.name}: threads and gpu_layers are not negative")
         if model.prefix_reuse not in PREFIX_REUSES:
             problems.append(
                 f"models {model.name}: prefix_reuse is one of {', '.join(PREFIX_REUSES)}"

@@ -47,7 +47,7 @@ def models(context: click.Context, node_id: str | None, target: Target) -> None:
 @models.command()
 @click.argument("node_id", type=text)
 @click.argument("model", type=text)
-@click.option("--slots", type=click.IntRange(1, 4096), help="Sequences decoded at once.")
+@click.option("--slots", type=click.IntRange(1), help="Sequences decoded at once.")
 @click.option("--context-tokens", type=click.IntRange(1), help="Longest prompt plus answer.")
 @asks_controller
 def load(

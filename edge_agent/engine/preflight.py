@@ -1,15 +1,12 @@
 """What can be known to fail fails here, before a child is started."""
 
 from collections.abc import Callable
-from typing import Final
 
 from edge_agent.engine.base import EngineSettings
 from edge_agent.engine.memory import estimate_bytes
 from edge_agent.engine.model_files import ModelFile, describe_model_file
 from edge_agent.errors import EngineError, EngineFailure, ModelFileError, UsageError
-
-_MAX_CONTEXT_TOKENS: Final = 1 << 20
-_MAX_SLOTS: Final = 64
+from edge_agent.limits import limit_problems
 
 
 def check_settings(settings: EngineSettings) -> None:
@@ -18,13 +15,9 @@ def check_settings(settings: EngineSettings) -> None:
     Raises:
         UsageError: a setting is out of its range.
     """
-    if not 1 <= settings.slots <= _MAX_SLOTS:
-        raise UsageError(f"slots must be between 1 and {_MAX_SLOTS}, not {settings.slots}.")
-    if not 2 <= settings.context_tokens <= _MAX_CONTEXT_TOKENS:
-        raise UsageError(
-            f"context_tokens must be between 2 and {_MAX_CONTEXT_TOKENS},"
-            f" not {settings.context_tokens}."
-        )
+    problems = limit_problems(settings.slots, settings.context_tokens, 2)
+    if problems:
+        raise UsageError(f"{'; '.join(problems)}.")
     if settings.threads < 1:
         raise UsageError(f"threads must be at least 1, not {settings.threads}.")
     if not 0 < settings.cpu_share_ratio <= 1:

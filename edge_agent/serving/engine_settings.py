@@ -8,6 +8,7 @@ from edge_agent.engine.base import EngineSettings, PrefixReuse
 from edge_agent.engine.openai import OpenAiSettings, Rates
 from edge_agent.errors import ModelError
 from edge_agent.identity import usable_cores
+from edge_agent.limits import limit_problems
 from edge_agent.serving.hosted import PreparedModel
 
 _DEFAULT_CONTEXT_TOKENS: Final = 4096
@@ -84,12 +85,9 @@ def check_limits(model: ModelSettings) -> None:
     Raises:
         ModelError: with the limits.
     """
-    if not 1 <= model.slots <= 256:
-        raise ModelError(f"{model.name}: slots must be 1 to 256, not {model.slots}")
-    if not 0 <= model.context_tokens <= 1 << 20:
-        raise ModelError(
-            f"{model.name}: context_tokens must be 0 to {1 << 20}, not {model.context_tokens}"
-        )
+    problems = limit_problems(model.slots, model.context_tokens, 0)
+    if problems:
+        raise ModelError(f"{model.name}: {'; '.join(problems)}")
 
 
 def runs_alike(one: ModelSettings, other: ModelSettings) -> bool:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, GenerationRequest
 from edge_agent.engine.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
+from edge_agent.serving.engine_settings import check_limits
 
 
 def load_failure(path: Path, available: int = 1 << 40) -> EngineError:
@@ -56,7 +58,7 @@ def test_a_model_that_will_not_fit_is_found_before_a_child_starts(tmp_path: Path
     "wrong",
     [
         {"slots": 0},
-        {"slots": 65},
+        {"slots": 257},
         {"context_tokens": 1},
         {"context_tokens": 1 << 21},
         {"threads": 0},
@@ -68,6 +70,14 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     settings = replace(EngineSettings(Path("m.gguf")), **wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=next(iter(wrong))):
         SupervisedEngine(settings)
+
+
+def test_what_an_order_may_ask_for_the_engine_takes() -> None:
+    model = ModelSettings("m", slots=256, context_tokens=1 << 20)
+    check_limits(model)
+    SupervisedEngine(
+        EngineSettings(Path("m.gguf"), slots=model.slots, context_tokens=model.context_tokens)
+    )
 
 
 def test_nothing_is_generated_before_loading_or_after_closing() -> None:
