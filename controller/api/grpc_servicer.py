@@ -229,5 +229,5 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListAccountsRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ListAccountsResponse]:
         """Tell the latest answered requests, one a message."""
-        for account in self._service.accounts(request.limit or None):
+        for account in await self._service.accounts(request.limit or None):
             yield admin_pb2.ListAccountsResponse(account=account_to_proto(account))

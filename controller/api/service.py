@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import structlog
 
@@ -37,6 +38,12 @@ from controller.routing.policy import FallbackCause
 from controller.storage.base import ControllerStore, StorageError
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_USUAL_ACCOUNTS: Final = 10_000
+_MOST_ACCOUNTS: Final = 100_000
+"""Of so many the documents are read in some seconds, and fit in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class RouterService:
         manager: RequestManager,
         sessions: FleetSessions,
         learner: Learner,
-        store: ControllerStore | None = None,
+        store: ControllerStore,
     ) -> None:
         self._limits = limits
         self._profiler = profiler
@@ -156,21 +163,27 @@ class RouterService:
         try:
             return self._manager.records.get(request_id)
         except UnknownRequestError:
-            if self._store is None:
-                raise
-            loop = asyncio.get_running_loop()
-            try:
-                found = await loop.run_in_executor(None, self._store.find, request_id)
-            except StorageError as error:
-                log.error("storage.not_read", error=str(error))
-                raise
+            found = await self._kept(lambda: self._store.find(request_id))
             if found is None:
                 raise
             return found
 
-    def accounts(self, limit: int | None) -> list[Account]:
-        """Of the latest answered requests; None gives all that are still in memory."""
-        return self._manager.records.accounts(limit)
+    async def accounts(self, limit: int | None) -> list[Account]:
+        """Of the latest answered requests, newest first, also those of before a restart.
+
+        Args:
+            limit: at most so many, and at most 100,000; None gives 10,000.
+        """
+        most = min(limit or _USUAL_ACCOUNTS, _MOST_ACCOUNTS)
+        return await self._kept(lambda: self._store.accounts(most))
+
+    async def _kept(self, read: Callable[[], T]) -> T:
+        """What is kept, read beside the event loop."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, read)
+        except StorageError as error:
+            log.error("storage.not_read", error=str(error))
+            raise
 
     async def feedback(self, request_id: RequestId, score_ratio: float) -> None:
         """Say how good a finished answer was; the next similar prompts are routed by it.
@@ -216,7 +229,7 @@ class RouterService:
 
     def issues(self) -> tuple[str, ...]:
         """What an operator should mend about the controller itself."""
-        issue = "" if self._store is None else self._store.state.issue
+        issue = self._store.state.issue
         return (issue,) if issue else ()
 
     def drain(self, node_id: NodeId, is_draining: bool) -> NodeView:

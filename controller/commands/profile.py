@@ -535,20 +535,28 @@ def _write_failures(path: Path, failures: Sequence[Any]) -> Path | None:
 @click.option(
     "--live", is_flag=True, help="Judge what the controller answered lately, instead of a folder."
 )
+@click.option(
+    "--last",
+    type=click.IntRange(1, 100_000),
+    help="With --live: the latest so many answers, 10,000 by default.",
+)
 @asks_controller
-def report_command(folder: Path | None, live: bool, target: Target) -> None:
+def report_command(folder: Path | None, live: bool, last: int | None, target: Target) -> None:
     """Compare predicted with measured finishes in FOLDER, and show quality by class and model.
 
     Predictions are judged by the batches of `profile routed`; where there are none, by the
-    profiled questions.
+    profiled questions. With --live they are those of everything that the controller has answered
+    and still keeps, also before its last start.
     """
     from controller.offline.journal import JournalError
     from controller.offline.summary import all_entries
 
     if live == (folder is not None):
         raise click.UsageError("name a folder, or say --live")
+    if last is not None and not live:
+        raise click.UsageError("--last goes with --live")
     if folder is None:
-        _show_live_report(target)
+        _show_live_report(last, target)
         return
     try:
         _show_report(list(all_entries(folder)), target.as_json)
@@ -556,12 +564,14 @@ def report_command(folder: Path | None, live: bool, target: Target) -> None:
         raise CommandFailedError(str(error)) from error
 
 
-def _show_live_report(target: Target) -> None:
+def _show_live_report(last: int | None, target: Target) -> None:
     from controller.offline.report import Timing, report, report_as_json
     from controller.offline.tables import print_report
 
     async def call(client: Client) -> list[Timing]:
-        stream = client.admin.ListAccounts(admin_pb2.ListAccountsRequest(), timeout=60)
+        stream = client.admin.ListAccounts(
+            admin_pb2.ListAccountsRequest(limit=last or 0), timeout=60
+        )
         return [
             Timing(
                 response.account.node_id,
@@ -578,7 +588,7 @@ def _show_live_report(target: Target) -> None:
     if target.as_json:
         click.echo(json.dumps({"predictions_of": "live", "failed": None, **report_as_json(found)}))
     elif not timings:
-        raise CommandFailedError("the controller has answered nothing since it started")
+        raise CommandFailedError("the controller keeps no answered request")
     else:
         print_report(found, _console())
 

@@ -1,7 +1,6 @@
 """What `explain` knows of each request, running or finished."""
 
 import enum
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,19 +101,6 @@ class RequestRecords:
     def running(self) -> dict[RequestId, RequestRecord]:
         """Requests that have not ended; to be read only."""
         return self._running
-
-    def accounts(self, limit: int | None = None) -> list[Account]:
-        """Of answered requests that are still known, the latest first.
-
-        Args:
-            limit: at most so many; None gives all.
-        """
-        found = (
-            record.account
-            for record in reversed(self._finished.values())
-            if record.account is not None and record.state is RequestState.COMPLETED
-        )
-        return list(itertools.islice(found, limit))
 
     def add(self, record: RequestRecord) -> None:
         """Take in a new request; of a finished one of the same id only its attempts are kept."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from controller.domain.node_report import NodeHello
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import KnownCalibration
-from controller.request_manager.records import RequestRecord
+from controller.request_manager.records import Account, RequestRecord
 
 
 class StorageError(Exception):
@@ -162,6 +162,16 @@ class ControllerStore(Protocol):
 
         Raises:
             StorageError: it cannot be read.
+        """
+        ...
+
+    def accounts(self, limit: int) -> list[Account]:
+        """Of the latest answered requests, newest first; those that wait are among them.
+
+        May read the disk.
+
+        Raises:
+            StorageError: they cannot be read.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.request_manager.records import RequestRecord
+from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import FinishedRow, KnownNode, Remembered, Retention, StoreState
 from controller.storage.documents import RECORD, finished_row, record_document
 
@@ -65,6 +65,16 @@ class MemoryStore:
         """The story of a finished request."""
         found = self._finished.get(request_id)
         return None if found is None else RECORD.validate_json(found[1])
+
+    def accounts(self, limit: int) -> list[Account]:
+        """Of the latest answered requests, newest first."""
+        answered = [
+            document
+            for row, document in list(self._finished.values())[::-1]
+            if row.state == RequestState.COMPLETED.value
+        ]
+        found = [RECORD.validate_json(document).account for document in answered[:limit]]
+        return [account for account in found if account is not None]
 
     def finished(self, limit: int) -> list[FinishedRow]:
         """The latest finished requests, newest first."""

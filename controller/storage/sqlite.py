@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from controller.ids import NodeId, RequestId
 from controller.profiler.calibration import KnownCalibration
-from controller.request_manager.records import RequestRecord
+from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import (
     FinishedRow,
     KnownNode,
@@ -196,6 +196,33 @@ class SqliteStore:
             None if document is None else _document(RECORD, document, f"request {request_id}")
         )
         return found
+
+    def accounts(self, limit: int) -> list[Account]:
+        """Of the latest answered requests, newest first."""
+        with self._condition:
+            given = (*self._taken.finished, *self._unkept.finished)
+        waiting = {
+            record.request.request_id: record.account
+            for record in given
+            if record.state is RequestState.COMPLETED
+        }
+        answered = (
+            select(REQUESTS.c.request_id, REQUESTS.c.document)
+            .where(REQUESTS.c.state == RequestState.COMPLETED.value)
+            .order_by(REQUESTS.c.number.desc())
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            kept = [
+                _document(RECORD, row.document, f"request {row.request_id}")
+                for row in connection.execute(answered)
+                if row.request_id not in waiting
+            ]
+        found = [
+            *reversed(waiting.values()),
+            *(record.account for record in kept if record is not None),
+        ]
+        return [account for account in found if account is not None][:limit]
 
     def finished(self, limit: int) -> list[FinishedRow]:
         """The latest finished requests, newest first."""

@@ -8,6 +8,7 @@ from controller.domain.cluster import Calibration, NodeKind, PowerProfile, Token
 from controller.domain.node_report import ModelPhase, NodeAttributes, NodeHello, ReportedModel
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
+from controller.request_manager.records import RequestState
 from controller.storage.base import KnownNode, Retention
 from controller.storage.memory import MemoryStore
 from controller.storage.sqlite import SqliteStore
@@ -142,6 +143,21 @@ def test_the_latest_finished_come_first(open_store):
         store.save_finished(finished_record(f"r-{number}"))
     assert store.flush(10.0)
     assert [row.request_id for row in store.finished(2)] == ["r-4", "r-3"]
+
+
+def test_accounts_are_of_answered_requests_and_the_latest_come_first(open_store):
+    store = open_store()
+    for number in range(4):
+        record = finished_record(f"r-{number}")
+        record.account = dataclasses.replace(record.account, request_id=RequestId(f"r-{number}"))
+        if number == 2:
+            record.state, record.account = RequestState.FAILED, None
+        store.save_finished(record)
+    assert [account.request_id for account in store.accounts(2)] == ["r-3", "r-1"]
+    assert store.flush(10.0)
+    assert [account.request_id for account in store.accounts(2)] == ["r-3", "r-1"]
+    assert [account.request_id for account in store.accounts(9)] == ["r-3", "r-1", "r-0"]
+    assert store.accounts(1)[0].completion == finished_record().account.completion
 
 
 def test_values_given_before_the_end_are_kept(open_store):

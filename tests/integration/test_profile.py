@@ -169,10 +169,15 @@ def test_routed_batches_are_reported_and_everything_is_exported(tmp_path: Path) 
             assert live["predictions_of"] == "live"
             assert live["requests"]["requests"] == 17
             assert set(live["destinations"]) == set(report["destinations"]) | {"two/fake-a"}
+            few, _ = await command(fleet, "report", "--live", "--last", "3", *where(fleet))
+            assert few["requests"]["requests"] == 3
             for format in ("csv", "parquet"):
                 exported, _ = await command(fleet, "export", out, "--format", format, "--json")
                 assert exported["measurements"] == 17
                 assert read_measurements(Path(exported["file"])) == measured(out)
+        async with running_fleet(tmp_path) as restarted:
+            again, _ = await command(restarted, "report", "--live", *where(restarted))
+            assert again == live
 
     asyncio.run(scenario())
 
@@ -290,6 +295,7 @@ def test_what_no_destination_can_take_is_a_failure_and_the_rest_is_measured(
         (["report", "nothing"], 1, "no profiling run"),
         (["report"], 2, "--live"),
         (["report", "run", "--live"], 2, "--live"),
+        (["report", "run", "--last", "3"], 2, "--last"),
         (["export", "nothing"], 1, "no profiling run"),
     ],
 )

@@ -27,7 +27,7 @@ class ListAccountsRequest(_message.Message):
 
     LIMIT_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """At most so many. 0: all."""
+    """At most so many, and at most 100,000. 0: 10,000."""
     def __init__(
         self,
         *,

@@ -129,7 +129,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAccounts(self, request, context):
-        """The answered requests that the controller still has in memory, the latest first.
+        """The latest answered requests that the controller knows of, newest first, also those of before
+        its last start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

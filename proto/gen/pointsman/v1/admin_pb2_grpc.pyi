@@ -46,7 +46,9 @@ class AdminServiceStub:
     Calibrate: _grpc.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]
     """Has nodes measure the speed of their models anew. Ends when all have."""
     ListAccounts: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
-    """The answered requests that the controller still has in memory, the latest first."""
+    """The latest answered requests that the controller knows of, newest first, also those of before
+    its last start.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -66,7 +68,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Calibrate: _aio.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]  # type: ignore[assignment]
     """Has nodes measure the speed of their models anew. Ends when all have."""
     ListAccounts: _aio.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
-    """The answered requests that the controller still has in memory, the latest first."""
+    """The latest answered requests that the controller knows of, newest first, also those of before
+    its last start.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """What operators ask of the controller."""
@@ -131,6 +135,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListAccountsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListAccountsResponse], _abc.AsyncIterator[_admin_pb2.ListAccountsResponse]]:
-        """The answered requests that the controller still has in memory, the latest first."""
+        """The latest answered requests that the controller knows of, newest first, also those of before
+        its last start.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
