@@ -19,6 +19,7 @@ from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors
 from controller.predictors.latency_regressor import EncodedPlacements, FeatureLayout
 from controller.predictors.reading_writing import Placement
+from controller.routing.fleet_columns import fleet_columns
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -28,10 +29,6 @@ MOST_CUT_RATIO: Final = 0.1
 seconds of requests with a higher one."""
 
 _OF_NODE: Final = attrgetter("node_id", "device")
-_OF_DESTINATION: Final = attrgetter(
-    "node_id", "model", "family", "parameters_billions", "quantisation"
-)
-"""All of a fleet that decides how it meets the predictors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,12 +138,10 @@ class ClassConditioned:
         )
 
     def _fleet(self, snapshot: ClusterSnapshot) -> _Fleet:
-        key = (
-            tuple(map(_OF_NODE, snapshot.nodes)),
-            tuple(map(_OF_DESTINATION, snapshot.destinations)),
-        )
+        # All of a fleet that decides how it meets the predictors.
+        key = (tuple(map(_OF_NODE, snapshot.nodes)), fleet_columns(snapshot).placements)
         last = self._last
-        if last is None or last[0] != key:  # comparing is faster than hashing a thousand names
+        if last is None or last[0] != key:  # mostly the same objects, which takes microseconds
             nodes = {node.node_id: node for node in snapshot.nodes}
             hosts = [nodes[destination.node_id] for destination in snapshot.destinations]
             last = key, self._matched(hosts, snapshot.destinations)
@@ -181,8 +176,9 @@ class ClassConditioned:
 
 def _taken(values: FloatArray, columns: IntArray) -> FloatArray:
     """float64[R, D]: the columns of float64[R, K]; NaN where a column is -1."""
-    padded = np.hstack([values, np.full((values.shape[0], 1), np.nan)])
-    return np.take(padded, columns, axis=1)
+    found: FloatArray = np.take(values, columns, axis=1)
+    found[:, columns < 0] = np.nan
+    return found
 
 
 def _device_of(node: Node, layout: FeatureLayout) -> DeviceClass | None:

@@ -27,7 +27,7 @@ from controller.predictors.neighbour_lengths import LengthPrior, answer_lengths
 from controller.predictors.neighbours import Shrinkage, Source, Target, shrunk_quality
 from controller.profiler.index_build import StoreBounds
 from controller.profiler.quality_store import QualityRecord, prompt_digest
-from controller.routing.formulation import answer_tokens_at
+from controller.routing.answer_tokens import answer_tokens
 from controller.routing.problem import FloatArray, IntArray
 from controller.storage.quality_files import QualityFolder
 
@@ -220,9 +220,7 @@ def length_prior(destinations: Sequence[Destination], limits: FloatArray) -> Len
         limits: float64[R]; greatest answer length of each request.
     """
     unlimited = np.append(limits, _NO_LIMIT_TOKENS)
-    found = [answer_tokens_at(destination, unlimited) for destination in destinations]
-    means = np.stack([mean for mean, _ in found], axis=1)
-    medians = np.stack([median for _, median in found], axis=1)
+    means, medians = answer_tokens(destinations, unlimited)
     return LengthPrior(means[:-1], medians[:-1], means[-1])
 
 

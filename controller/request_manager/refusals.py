@@ -15,7 +15,8 @@ from controller.errors import (
     UnknownModelError,
 )
 from controller.ids import ModelName
-from controller.routing.formulation import TEMPLATE_TOKENS_PER_MESSAGE, expected_answer_tokens
+from controller.routing.answer_tokens import expected_answer_tokens
+from controller.routing.formulation import TEMPLATE_TOKENS_PER_MESSAGE
 
 
 def refusal_error(

@@ -6,7 +6,6 @@ A constraint is never weighed against the objective: it takes the pair away.
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from controller.domain.cluster import ClusterSnapshot, Destination, Node, NodeKind, NodeState
 from controller.domain.request import InferenceRequest
 from controller.ids import ModelName, NodeId
+from controller.routing.fleet_columns import FleetColumns
 from controller.routing.problem import BoolArray, FloatArray
 
 
@@ -147,6 +147,7 @@ class FeasibilityReport:
 def judge_pairs(
     requests: Sequence[InferenceRequest],
     snapshot: ClusterSnapshot,
+    columns: FleetColumns,
     predictions: PairPredictions,
 ) -> FeasibilityReport:
     """Decide which pairs are allowed.
@@ -158,23 +159,17 @@ def judge_pairs(
     Args:
         requests: the batch.
         snapshot: its destinations are the columns.
+        columns: of the snapshot.
         predictions: float64[R, D] each.
     """
-    destinations = snapshot.destinations
-    index_of = {node.node_id: index for index, node in enumerate(snapshot.nodes)}
-    node_of = np.array([index_of[d.node_id] for d in destinations], dtype=np.int64)
+    destinations, node_of = snapshot.destinations, columns.node_of
     refused_by = np.zeros((len(requests), len(destinations)), dtype=np.uint16)
 
     takes_work = np.array([_takes_work(node) for node in snapshot.nodes], dtype=np.bool_)
     refused_by[:, ~takes_work[node_of]] |= _BIT[RefusalReason.NODE_UNAVAILABLE]
-    context = np.array([d.context_tokens for d in destinations], dtype=np.float64)
-    too_long = predictions.prompt_tokens + predictions.output_tokens > context
+    too_long = predictions.prompt_tokens + predictions.output_tokens > columns.context_tokens
     refused_by[too_long] |= _BIT[RefusalReason.CONTEXT_TOO_SMALL]
 
-    has_template = _flags("has_chat_template", destinations)
-    takes_no_raw = _flags("refuses_raw_prompts", destinations)
-    keeps_format = _flags("supports_response_format", destinations)
-    in_cloud = np.array([node.kind is not NodeKind.EDGE for node in snapshot.nodes])[node_of]
     for r, request in enumerate(requests):
         row, limits = refused_by[r], request.constraints
         if request.model is not None:
@@ -184,11 +179,11 @@ def judge_pairs(
                 RefusalReason.OTHER_NODE
             ]
         if request.is_chat:
-            row[~has_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
+            row[~columns.has_chat_template] |= _BIT[RefusalReason.NO_CHAT_TEMPLATE]
         else:
-            row[takes_no_raw] |= _BIT[RefusalReason.NO_RAW_PROMPTS]
+            row[columns.refuses_raw_prompts] |= _BIT[RefusalReason.NO_RAW_PROMPTS]
         if request.response_format is not None:
-            row[~keeps_format] |= _BIT[RefusalReason.NO_RESPONSE_FORMAT]
+            row[~columns.supports_response_format] |= _BIT[RefusalReason.NO_RESPONSE_FORMAT]
         if limits.min_quality_ratio is not None:
             too_low = predictions.quality[r] < limits.min_quality_ratio
             row[too_low] |= _BIT[RefusalReason.QUALITY_TOO_LOW]
@@ -199,12 +194,9 @@ def judge_pairs(
             too_dear = predictions.cost_usd[r] > limits.max_price_usd
             row[too_dear] |= _BIT[RefusalReason.PRICE_TOO_HIGH]
         if limits.edge_only:
-            row[in_cloud] |= _BIT[RefusalReason.NOT_ON_EDGE]
+            is_cloud = np.array([node.kind is not NodeKind.EDGE for node in snapshot.nodes])
+            row[is_cloud[node_of]] |= _BIT[RefusalReason.NOT_ON_EDGE]
     return FeasibilityReport(refused_by == 0, refused_by, tuple(requests), snapshot, predictions)
-
-
-def _flags(name: str, destinations: Sequence[Destination]) -> BoolArray:
-    return np.fromiter(map(attrgetter(name), destinations), np.bool_, len(destinations))
 
 
 def _takes_work(node: Node) -> bool:

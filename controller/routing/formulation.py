@@ -7,16 +7,16 @@ here, so a reader finds in one place what a term means.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from controller.domain.cluster import ClusterSnapshot, Destination, NodeKind
+from controller.domain.cluster import ClusterSnapshot, Node, NodeKind
 from controller.domain.request import InferenceRequest
+from controller.routing.answer_tokens import answer_tokens
 from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
+from controller.routing.fleet_columns import FleetColumns, fleet_columns
 from controller.routing.problem import (
     BoolArray,
     EmptyBatch,
@@ -30,15 +30,10 @@ from controller.routing.problem import (
     ProblemMetadata,
     RoutingProblem,
     checked_weights,
-    name_key,
 )
 
 DEFAULT_WEIGHTS: Final = (0.25, 0.25, 0.25, 0.25)
 """Quality, cost, energy, time: the default of the CEMA paper."""
-
-TYPICAL_ANSWER_TOKENS: Final = 256.0
-"""How long an answer gets when nothing but the model's own ending stops it (ours); a destination's
-own completions replace it."""
 
 TEMPLATE_TOKENS_PER_MESSAGE: Final = 5.0
 """Role markers and separators that a chat template puts around one message (ours)."""
@@ -147,35 +142,26 @@ def formulate(
     checked_weights(weights)
     if not requests:
         raise EmptyBatch("the batch has no request; route at least one")
-    destinations = snapshot.destinations
-    if not destinations:
+    if not snapshot.destinations:
         raise NoDestination("no node has a model ready; start an agent or wait for its model")
-    node_index = {node.node_id: index for index, node in enumerate(snapshot.nodes)}
-    try:
-        node_of = np.array([node_index[d.node_id] for d in destinations], dtype=np.int64)
-    except KeyError as error:
-        raise MalformedArray(
-            f"a destination names node {error.args[0]}, which is not there"
-        ) from None
-    columns = _columns(destinations)
-    shape = (len(requests), len(destinations))
+    columns, nodes = fleet_columns(snapshot), _node_columns(snapshot.nodes)
+    node_of, there = columns.node_of, nodes.at(columns.node_of)
+    shape = (len(requests), len(snapshot.destinations))
 
     characters = np.array([len(request.text) for request in requests], dtype=np.float64)
     messages = np.array([len(r.prompt) if r.is_chat else 0 for r in requests], dtype=np.float64)
     max_tokens = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
     prompt_tokens = np.maximum(
         1.0,
-        characters[:, None] / columns["characters_per_token"]
+        characters[:, None] / columns.characters_per_token
         + TEMPLATE_TOKENS_PER_MESSAGE * messages[:, None]
-        + columns["extra_prompt_tokens"],
+        + columns.extra_prompt_tokens,
     )
     read_tokens = prompt_tokens - _held_tokens(requests, snapshot, prompt_tokens)
     if output_tokens is None:
         if median_tokens is not None:
             raise ProblemError("median_tokens come with the output_tokens that they belong to")
-        lengths = [answer_tokens_at(d, max_tokens) for d in destinations]
-        wanted_tokens = np.stack([mean for mean, _ in lengths], axis=1)
-        median_tokens = np.stack([median for _, median in lengths], axis=1)
+        wanted_tokens, median_tokens = answer_tokens(snapshot.destinations, max_tokens)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
@@ -185,12 +171,12 @@ def formulate(
             if median_tokens is None
             else np.minimum(_prediction("median_tokens", median_tokens, shape), max_tokens[:, None])
         )
-    most_tokens = np.maximum(1.0, columns["context_tokens"] - prompt_tokens)
-    answer_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
+    most_tokens = np.maximum(1.0, columns.context_tokens - prompt_tokens)
+    written_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
-    read_seconds = read_tokens / columns["prefill_rate"]
-    latency = read_seconds + answer_tokens / columns["decode_rate"]
-    work = read_seconds + answer_tokens / columns["saturated_decode_rate"]
+    read_seconds = read_tokens / columns.prefill_rate
+    latency = read_seconds + written_tokens / columns.decode_rate
+    work = read_seconds + written_tokens / columns.saturated_decode_rate
     if inference_seconds is not None:
         told = np.where(np.isnan(inference_seconds), latency, inference_seconds)
         scale = _prediction("inference_seconds", told, shape) / latency
@@ -200,64 +186,47 @@ def formulate(
         [len(request.text.encode("utf-8", "surrogatepass")) for request in requests],
         dtype=np.float64,
     )
-    bytes_down = STREAMED_TOKEN_BYTES * answer_tokens  # [R, D]
-    paths = [node.network for node in snapshot.nodes]
-    up = np.array([path.up_bits_per_second for path in paths])[node_of]
-    down = np.array([path.down_bits_per_second for path in paths])[node_of]
-    round_trip = np.array([path.round_trip_seconds for path in paths])[node_of]
-    up_seconds = 8.0 * bytes_up[:, None] / up
-    down_seconds = 8.0 * bytes_down / down
-    overhead = np.array([node.overhead_seconds for node in snapshot.nodes])[node_of]
-    network = round_trip + up_seconds + down_seconds + overhead
+    bytes_down = STREAMED_TOKEN_BYTES * written_tokens  # [R, D]
+    up_seconds = 8.0 * bytes_up[:, None] / there.up_bits_per_second
+    down_seconds = 8.0 * bytes_down / there.down_bits_per_second
+    network = there.round_trip_seconds + up_seconds + down_seconds + there.overhead_seconds
 
-    receive_price = np.array([node.receive_usd_per_byte for node in snapshot.nodes])[node_of]
-    transmit_price = np.array([node.transmit_usd_per_byte for node in snapshot.nodes])[node_of]
     cost = (
-        prompt_tokens * columns["prompt_usd_per_token"]
-        + answer_tokens * columns["completion_usd_per_token"]
-        + columns["request_usd"]
-        + bytes_up[:, None] * (receive_price + transfer_usd_per_byte)
-        + bytes_down * (transmit_price + transfer_usd_per_byte)
+        prompt_tokens * columns.prompt_usd_per_token
+        + written_tokens * columns.completion_usd_per_token
+        + columns.request_usd
+        + bytes_up[:, None] * (there.receive_usd_per_byte + transfer_usd_per_byte)
+        + bytes_down * (there.transmit_usd_per_byte + transfer_usd_per_byte)
     )
 
-    power_is_unknown = np.array([node.power is None for node in snapshot.nodes], dtype=np.bool_)
-    powers = [node.power for node in snapshot.nodes]
-    transmit = np.array([0.0 if power is None else power.transmit_watts for power in powers])
-    receive = np.array([0.0 if power is None else power.receive_watts for power in powers])
-    idle, most = (
-        np.array([math.nan if power is None else watts(power) for power in powers])[node_of]
-        for watts in (attrgetter("idle_watts"), attrgetter("max_watts"))
-    )
-    base = 0.0 * idle if marginal_energy_only else idle  # NaN where the power is unknown
-    processing = work * _processing_watts(snapshot, node_of, base + columns["use"] * (most - idle))
+    base = 0.0 * there.idle_watts if marginal_energy_only else there.idle_watts  # NaN is unknown
+    busy = base + columns.utilisation_ratio * (there.max_watts - there.idle_watts)
     counted = (
         work * base
-        + read_tokens * columns["prefill_joules_per_token"]
-        + answer_tokens * columns["decode_joules_per_token"]
+        + read_tokens * columns.prefill_joules_per_token
+        + written_tokens * columns.decode_joules_per_token
     )
-    processing = np.where(np.isnan(counted), processing, counted)
-    energy = processing + up_seconds * transmit[node_of] + down_seconds * receive[node_of]
+    processing = np.where(
+        np.isnan(counted), work * _processing_watts(snapshot, node_of, busy), counted
+    )
+    energy = processing + up_seconds * there.transmit_watts + down_seconds * there.receive_watts
 
     if quality is None:
-        quality = np.broadcast_to(columns["mean_quality_ratio"], shape)
+        quality = np.broadcast_to(columns.mean_quality_ratio, shape)
     else:
         quality = _prediction("quality", quality, shape)
-    backlog = np.array([node.backlog_seconds for node in snapshot.nodes], dtype=np.float64)
     report = judge_pairs(
         requests,
         snapshot,
+        columns,
         PairPredictions(
             quality=quality,
             cost_usd=cost,
             prompt_tokens=prompt_tokens,
             output_tokens=wanted_tokens,
-            finish_seconds=backlog[node_of] + latency + network,
+            finish_seconds=there.backlog_seconds + latency + network,
         ),
     )
-    names = [d.model for d in destinations]
-    models = {model: index for index, model in enumerate(sorted(set(names)))}
-    model_of = np.array([models[model] for model in names], dtype=np.int64)
-    keys = np.array([name_key(model) for model in models], dtype=np.int64)
     problem = RoutingProblem(
         quality=quality,
         cost_usd=cost,
@@ -266,20 +235,12 @@ def formulate(
         latency_seconds=latency,
         network_seconds=network,
         node_of=node_of,
-        backlog_seconds=backlog,
+        backlog_seconds=nodes.backlog_seconds,
         feasible=report.feasible,
         weights=np.asarray(weights, dtype=np.float64),
         normalisation=normalisation,
-        metadata=ProblemMetadata(
-            node_is_edge=np.array([node.kind is NodeKind.EDGE for node in snapshot.nodes]),
-            model_of=model_of,
-            slots=np.maximum(1, columns["slots"]).astype(np.int64),
-            parameters_billions=columns["parameters_billions"],
-            predicted_tokens=(prompt_tokens + answer_tokens).mean(axis=1),
-            class_quality=class_quality,
-            cluster_error=cluster_error,
-            node_key=np.array([name_key(node.node_id) for node in snapshot.nodes], dtype=np.int64),
-            model_key=keys[model_of],
+        metadata=_metadata(
+            columns, nodes, prompt_tokens + written_tokens, class_quality, cluster_error
         ),
     )
     return FormulatedBatch(
@@ -287,37 +248,31 @@ def formulate(
         snapshot,
         report,
         prompt_tokens,
-        answer_tokens,
-        power_is_unknown,
+        written_tokens,
+        np.isnan(nodes.idle_watts),
         read_tokens,
         np.clip(median_tokens, 1.0, most_tokens),
     )
 
 
-def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
-    """Answer length when nothing but the limit is known: m * A / (m + A), A = 256 (ours).
-
-    Close to the limit while the limit is what ends the answer, and saturating at a typical
-    answer when it is far away: 28 tokens at 32, 128 at 256, 241 at 4096.
-    """
-    expected: FloatArray = max_tokens * TYPICAL_ANSWER_TOKENS / (max_tokens + TYPICAL_ANSWER_TOKENS)
-    return expected
-
-
-def answer_tokens_at(
-    destination: Destination, max_tokens: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """float64[R] twice: mean and median length of a destination's answers with these limits."""
-    curve = destination.answer_lengths
-    if curve is None:
-        expected = expected_answer_tokens(max_tokens)
-        return expected, expected
-    starts = np.array(curve.tokens)
-    survival = np.array(curve.survival)  # of each stretch that begins at `starts`
-    before = np.concatenate(([0.0], np.cumsum(survival[:-1] * np.diff(starts))))
-    stretch = np.searchsorted(starts, max_tokens, side="right") - 1
-    mean = before[stretch] + survival[stretch] * (max_tokens - starts[stretch])
-    return mean, np.minimum(max_tokens, curve.median_tokens)
+def _metadata(
+    columns: FleetColumns,
+    nodes: "_NodeColumns",
+    tokens: FloatArray,
+    class_quality: FloatArray | None,
+    cluster_error: FloatArray | None,
+) -> ProblemMetadata:
+    return ProblemMetadata(
+        node_is_edge=nodes.is_edge != 0.0,
+        model_of=columns.model_of,
+        slots=np.maximum(1, columns.slots).astype(np.int64),
+        parameters_billions=columns.parameters_billions,
+        predicted_tokens=tokens.mean(axis=1),
+        class_quality=class_quality,
+        cluster_error=cluster_error,
+        node_key=columns.node_key,
+        model_key=columns.model_key,
+    )
 
 
 def _held_tokens(
@@ -341,56 +296,58 @@ def _held_tokens(
     return held
 
 
-_COLUMNS: Final = (
-    "characters_per_token",
-    "context_tokens",
-    "extra_prompt_tokens",
-    "mean_quality_ratio",
-    "slots",
-    "parameters_billions",
-    "prefill_rate",
-    "decode_rate",
-    "saturated_decode_rate",
-    "use",
-    "prefill_joules_per_token",
-    "decode_joules_per_token",
-    "prompt_usd_per_token",
-    "completion_usd_per_token",
-    "request_usd",
-)
+class _NodeColumns(NamedTuple):
+    """Numbers of the nodes, float64[N] each, or float64[D] of the destinations' nodes.
 
-
-def _columns(destinations: Sequence[Destination]) -> dict[str, FloatArray]:
-    """Numbers of the destinations by name, float64[D] each; NaN is unknown.
-
-    In one pass: with a thousand destinations a pass for each takes longer than a policy thinks.
+    NaN is unknown; the watts of a link are 0 then.
     """
-    rows = chain.from_iterable(
+
+    backlog_seconds: FloatArray
+    round_trip_seconds: FloatArray
+    up_bits_per_second: FloatArray
+    down_bits_per_second: FloatArray
+    overhead_seconds: FloatArray
+    receive_usd_per_byte: FloatArray
+    transmit_usd_per_byte: FloatArray
+    idle_watts: FloatArray
+    max_watts: FloatArray
+    transmit_watts: FloatArray
+    receive_watts: FloatArray
+    is_edge: FloatArray
+
+    def at(self, node_of: IntArray) -> "_NodeColumns":
+        """The same of each destination's node."""
+        return _NodeColumns(*np.take(np.stack(self), node_of, axis=1))
+
+
+def _node_columns(nodes: Sequence[Node]) -> _NodeColumns:
+    """In one pass: a pass for each number takes longer than a policy thinks."""
+    unknown = (math.nan, math.nan, 0.0, 0.0)
+    rows = [
         (
-            d.characters_per_token,
-            d.context_tokens,
-            d.extra_prompt_tokens,
-            d.mean_quality_ratio,
-            d.slots,
-            d.parameters_billions,
-            speeds.prefill_rate,
-            speeds.decode_rate,
-            speeds.saturated_decode_rate,
-            speeds.utilisation_ratio,
-            math.nan
-            if speeds.prefill_joules_per_token is None
-            else speeds.prefill_joules_per_token,
-            math.nan if speeds.decode_joules_per_token is None else speeds.decode_joules_per_token,
-            price.prompt_usd_per_token,
-            price.completion_usd_per_token,
-            price.request_usd,
+            node.backlog_seconds,
+            path.round_trip_seconds,
+            path.up_bits_per_second,
+            path.down_bits_per_second,
+            node.overhead_seconds,
+            node.receive_usd_per_byte,
+            node.transmit_usd_per_byte,
+            *(
+                unknown
+                if power is None
+                else (
+                    power.idle_watts,
+                    power.max_watts,
+                    power.transmit_watts,
+                    power.receive_watts,
+                )
+            ),
+            node.kind is NodeKind.EDGE,
         )
-        for d in destinations
-        for speeds, price in ((d.calibration, d.price),)
-    )
-    count = len(destinations) * len(_COLUMNS)
-    table = np.fromiter(rows, dtype=np.float64, count=count).reshape(-1, len(_COLUMNS))
-    return dict(zip(_COLUMNS, np.ascontiguousarray(table.T), strict=True))
+        for node in nodes
+        for path, power in ((node.network, node.power),)
+    ]
+    return _NodeColumns(*np.ascontiguousarray(np.array(rows, dtype=np.float64).T))
 
 
 def _processing_watts(

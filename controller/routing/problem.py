@@ -154,7 +154,8 @@ class RoutingProblem:
     """One decision, complete: a policy asks nobody anything else.
 
     The constructor checks everything, converts to the dtypes named below and makes the arrays
-    read-only, so a policy may index without looking twice and cannot change what others see.
+    read-only, so a policy may index without looking twice and cannot change what others see. It
+    copies arrays that somebody could still write to.
 
     Attributes:
         quality: float64[R, D], 0 to 1; predicted quality.
@@ -289,17 +290,34 @@ def _checked(
         )
     if raw.dtype.kind not in {np.bool_: "b", np.int64: "iu"}.get(dtype, "fiu"):
         raise MalformedArray(f"{name} has dtype {raw.dtype}; expected {np.dtype(dtype)}")
-    array = np.array(raw, dtype=dtype, order="C")
-    if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise InvalidValue(f"{name}{_where(~np.isfinite(array))} is NaN or infinite")
-        if (array < 0.0).any():
-            raise InvalidValue(f"{name}{_where(array < 0.0)} is negative")
-        if array.size and array.max() > LARGEST_VALUE:
-            raise InvalidValue(
-                f"{name}{_where(array > LARGEST_VALUE)} is above {LARGEST_VALUE:.0e}"
-            )
+    if _is_immutable(raw) and raw.dtype == dtype and raw.flags.c_contiguous:
+        array = raw
+    else:
+        array = np.array(raw, dtype=dtype, order="C")
+    # A NaN would be in both, and its comparisons are false.
+    is_number = array.dtype.kind != "f" or array.size == 0
+    if not (is_number or (array.min() >= 0.0 and array.max() <= LARGEST_VALUE)):
+        raise InvalidValue(f"{name}{_what_is_wrong(array)}")
     return _frozen(array)
+
+
+def _is_immutable(array: NDArray[Any]) -> bool:
+    """Whether nobody can write to it, by another view of the same memory either."""
+    part: object = array
+    while isinstance(part, np.ndarray):
+        if part.flags.writeable:
+            return False
+        part = part.base
+    return part is None
+
+
+def _what_is_wrong(array: FloatArray) -> str:
+    """Where an entry is no number that a term can have, and why."""
+    if not np.isfinite(array).all():
+        return f"{_where(~np.isfinite(array))} is NaN or infinite"
+    if (array < 0.0).any():
+        return f"{_where(array < 0.0)} is negative"
+    return f"{_where(array > LARGEST_VALUE)} is above {LARGEST_VALUE:.0e}"
 
 
 def _checked_bounds(bounds: ArrayLike) -> FloatArray:

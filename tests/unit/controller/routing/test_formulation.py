@@ -13,12 +13,12 @@ from controller.domain.cluster import (
 )
 from controller.domain.request import ChatMessage, Sampling
 from controller.ids import ModelName, NodeId
+from controller.routing.answer_tokens import expected_answer_tokens
 from controller.routing.formulation import (
     REQUEST_OVERHEAD_BYTES,
     STREAMED_TOKEN_BYTES,
     TEMPLATE_TOKENS_PER_MESSAGE,
     UNKNOWN_POWER_WATTS,
-    expected_answer_tokens,
     formulate,
 )
 from controller.routing.problem import (

@@ -262,3 +262,15 @@ def test_wrong_numbers_in_a_file_are_refused_as_in_memory(tmp_path: Path) -> Non
 def test_replacing_an_array_checks_again() -> None:
     with pytest.raises(InvalidValue):
         replace(random_problem(0, 2, 2), cost_usd=np.full((2, 2), -1.0))
+
+
+def test_only_arrays_that_nobody_can_write_to_are_shared() -> None:
+    """A read-only view does not keep the owner of the memory from writing."""
+    frozen, view_of = np.full((1, 2), 0.5), np.full((1, 2), 0.5)
+    frozen.flags.writeable = False
+    view = view_of.view()
+    view.flags.writeable = False
+    found = RoutingProblem(**arrays(1, 2) | {"quality": frozen, "cost_usd": view})
+    assert found.quality is frozen
+    view_of[0, 0] = 7.0
+    assert found.cost_usd[0, 0] == 0.5
