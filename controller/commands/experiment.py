@@ -1,12 +1,28 @@
 """Commands that run experiments."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from controller.commands.asking import CommandFailedError, Wrong
+from controller.commands.simulation_options import (
+    FOLDER,
+    GIVEN_FOLDER,
+    Bars,
+    Command,
+    arrivals_option,
+    inputs_option,
+    jobs_option,
+    lease_option,
+    scenario_option,
+    seed_option,
+    told_plainly,
+    trace_option,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from controller.experiments.conditions import Plan
@@ -25,34 +41,28 @@ def experiment() -> None:
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     required=True,
     help="Gets results.json, tables and figures; given again, goes on where it was stopped.",
 )
 @click.option(
     "--artifacts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=GIVEN_FOLDER,
     help="Folder with `ppo`, `ppo-set` or both, as `edge-controller train` writes them; without "
     "it they are trained first, which needs the extra `train`.",
 )
 @click.option(
-    "--inputs",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Queries with predictions and truth, as `edge-controller fit --simulation-inputs` writes "
-    "them; synthetic ones without.",
+    "--training-seed",
+    "training_seeds",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Train learned policies once more with this seed, and tell what hangs on the training; "
+    "may be given again.",
 )
-@click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
-@click.option(
-    "--arrivals",
-    type=click.Choice(["poisson", "bursts"]),
-    default="poisson",
-    show_default=True,
-)
-@click.option(
-    "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay these arrivals instead: CSV or gzipped, in the form of Azure's LLM traces.",
-)
+@inputs_option
+@scenario_option
+@arrivals_option
+@trace_option
 @click.option(
     "--policy", "policies", multiple=True, help="Only this label; may be given again. All else."
 )
@@ -62,21 +72,16 @@ def experiment() -> None:
     help="Arrivals a second; 0.5, 1, 2 else.",
 )  # fmt: skip
 @click.option("--runs", type=click.IntRange(min=1), help="Of each load; 10 else.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--lease-seconds",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="How long a node of the scenario that fails goes on being sent requests.",
-)
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes; 2 at most else.")
+@seed_option
+@lease_option
+@jobs_option
 @click.option("--figures/--no-figures", default=True, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print rows and claims as one JSON object.")
 def drlm(
     quick: bool,
     out: Path,
     artifacts: Path | None,
+    training_seeds: tuple[int, ...],
     inputs: Path | None,
     scenario: str,
     arrivals: str,
@@ -95,19 +100,18 @@ def drlm(
     from dataclasses import asdict
 
     from controller.experiments.contenders import ALL
-    from controller.experiments.drlm import QUICK, Design, ExperimentError
+    from controller.experiments.drlm import QUICK, Design
     from controller.experiments.figures import FiguresMissing
-    from controller.experiments.learning import EPISODES, QUICK_EPISODES, TrainingMissing
+    from controller.experiments.learning import EPISODES, QUICK_EPISODES
     from controller.experiments.report import claims, loads
     from controller.experiments.study import Study, conduct, usable_cores
-    from controller.simulator.inputs import InputsError
-    from controller.simulator.scenario_file import ScenarioError
-    from controller.simulator.workload import WorkloadError
 
     known = [contender.label for contender in ALL]
     strange = [label for label in policies if label not in known]
     if strange:
         raise Wrong(f"no policy {', '.join(strange)}; there are: {', '.join(known)}")
+    if seed in training_seeds or len(set(training_seeds)) < len(training_seeds):
+        raise Wrong(f"--training-seed is for further ones; the first training has --seed {seed}")
     base = QUICK if quick else Design()
     study = Study(
         out=out,
@@ -124,20 +128,15 @@ def drlm(
         inputs=inputs,
         artifacts=artifacts,
         episodes=tuple((QUICK_EPISODES if quick else EPISODES).items()),
+        training_seeds=training_seeds,
         jobs=jobs or (1 if quick else min(2, usable_cores())),
         has_figures=figures,
     )
     try:
-        with _Bars() as bars:
+        with told_plainly(out), Bars() as bars:
             results, written = conduct(study, bars.show)
-    except (ScenarioError, InputsError, WorkloadError) as error:
-        raise Wrong(str(error)) from error
     except FiguresMissing as error:
         raise CommandFailedError(f"{out}: tables are written, but {error}") from error
-    except (ExperimentError, TrainingMissing) as error:
-        raise CommandFailedError(str(error)) from error
-    except OSError as error:
-        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
     if as_json:
         found = {
             "rows": [asdict(row) for row in results.rows],
@@ -153,47 +152,46 @@ def drlm(
         click.echo(str(path), err=True)
 
 
-def _of_conditions(command: click.Command) -> click.Command:
-    """What the experiments on conditions have in common."""
-    for option in reversed(
-        (
-            click.option(
-                "--artifacts",
-                type=click.Path(exists=True, file_okay=False, path_type=Path),
-                required=True,
-                help="Folder of learned policies, as `edge-controller train` or `experiment drlm` "
-                "writes them.",
-            ),
-            click.option(
-                "--inputs",
-                type=click.Path(exists=True, file_okay=False, path_type=Path),
-                help="As `edge-controller fit --simulation-inputs` writes them; synthetic ones "
-                "without.",
-            ),
-            click.option(
-                "--out",
-                type=click.Path(file_okay=False, path_type=Path),
-                required=True,
-                help="Gets results.json, table.csv and tables.md.",
-            ),
-            click.option("--scenario", default="drlm", show_default=True),
-            click.option("--requests", type=click.IntRange(min=1), default=200, show_default=True),
-            click.option(
-                "--rate",
-                type=click.FloatRange(min=0, min_open=True),
-                default=1.0,
-                show_default=True,
-                help="Arrivals a second.",
-            ),
-            click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True),
-            click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
-        )
-    ):
-        option(command)
-    return command
+_of_conditions = with_options(
+    click.option(
+        "--artifacts",
+        type=GIVEN_FOLDER,
+        required=True,
+        help="Folder of learned policies, as `edge-controller train` or `experiment drlm` writes "
+        "them.",
+    ),
+    inputs_option,
+    click.option(
+        "--out",
+        type=FOLDER,
+        required=True,
+        help="Gets results.json, table.csv and tables.md; given again, goes on where it was "
+        "stopped.",
+    ),
+    scenario_option,
+    click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True),
+    seed_option,
+    jobs_option,
+)
 
 
-@click.command()
+def _load(requests: int, rate: float) -> Callable[[Command], Command]:
+    """Options of what arrives, with these defaults."""
+    return with_options(
+        click.option("--requests", type=click.IntRange(min=1), default=requests, show_default=True),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True),
+            default=rate,
+            show_default=True,
+            help="Arrivals a second.",
+        ),
+    )
+
+
+@experiment.command()
+@_of_conditions
+@_load(200, 1.0)
 def weights(requests: int, rate: float, **options: Any) -> None:
     """Put more and more weight on energy and on money, and see who heeds it."""
     from controller.experiments.conditions import weights_plan
@@ -202,24 +200,27 @@ def weights(requests: int, rate: float, **options: Any) -> None:
     _compare_conditions(weights_plan(Load(requests, rate)), **options)
 
 
-@click.command()
-@click.option(
-    "--lease-seconds",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="How long a node that fails goes on being sent requests.",
-)
+@experiment.command()
+@_of_conditions
+@_load(100, 2.0)
+def seconds(requests: int, rate: float, **options: Any) -> None:
+    """Put more and more weight on time, and see which of DRLM's claims hold together."""
+    from controller.experiments.conditions import seconds_plan
+    from controller.experiments.runs import Load
+
+    _compare_conditions(seconds_plan(Load(requests, rate)), **options)
+
+
+@experiment.command()
+@_of_conditions
+@_load(200, 1.0)
+@lease_option
 def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
     """Let nodes fail and come back at random, more and more often."""
     from controller.experiments.conditions import churn_plan
     from controller.experiments.runs import Load
 
     _compare_conditions(churn_plan(Load(requests, rate), lease_seconds), **options)
-
-
-experiment.add_command(_of_conditions(weights))
-experiment.add_command(_of_conditions(churn))
 
 
 def _compare_conditions(
@@ -230,83 +231,34 @@ def _compare_conditions(
     scenario: str,
     runs: int,
     seed: int,
+    jobs: int | None,
 ) -> None:
     from controller.experiments.condition_report import condition_tables, write_condition_report
-    from controller.experiments.conditions import NothingLearned, run_plan
-    from controller.experiments.origin import origin_of
-    from controller.simulator.inputs import (
-        InputsError,
-        load_inputs,
-        scenario_of,
-        synthetic_inputs,
-    )
-    from controller.simulator.scenario_file import ScenarioError, read_scenario
+    from controller.experiments.conditions import run_plan
+    from controller.experiments.parts import FOLDER as PARTS
+    from controller.experiments.setting import settle
+    from controller.experiments.study import usable_cores
 
-    try:
-        cluster = read_scenario(scenario)
-        given = load_inputs(inputs) if inputs else synthetic_inputs(cluster)
-        judged = scenario_of(cluster, given.part(given.is_held_out))
-        with _Bars() as bars:
-            results = run_plan(
-                plan,
-                judged,
-                range(seed, seed + runs),
-                artifacts,
-                origin_of(cluster, given),
-                lambda done, total, what: bars.show(plan.name, done, total, what),
-            )
+    with told_plainly(out), Bars() as bars:
+        results = run_plan(
+            plan,
+            settle(out, scenario, inputs, artifacts),
+            range(seed, seed + runs),
+            out / PARTS,
+            jobs or min(2, usable_cores()),
+            lambda done, total, what: bars.show(plan.name, done, total, what),
+        )
         written = write_condition_report(results, out)
-    except (ScenarioError, InputsError, NothingLearned) as error:
-        raise Wrong(str(error)) from error
-    except OSError as error:
-        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
     click.echo(condition_tables(results))
     for path in written:
         click.echo(str(path), err=True)
 
 
-class _Bars:
-    """Progress of each stage on standard error; nothing where that is no terminal."""
-
-    def __enter__(self) -> "_Bars":
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[what]}"),
-            console=Console(stderr=True),
-        )
-        self._tasks: dict[str, int] = {}
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def show(self, stage: str, done: int, total: int, what: str) -> None:
-        from rich.progress import TaskID
-
-        if stage not in self._tasks:
-            self._tasks[stage] = int(self._bars.add_task(stage, total=total, what=what))
-        task = TaskID(self._tasks[stage])
-        self._bars.update(task, completed=done, total=total, what=what)
-
-
 @click.command("simulator")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--queries", type=click.IntRange(min=64), default=10_000, show_default=True)
-@click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@scenario_option
+@seed_option
 def bench_simulator_command(as_json: bool, queries: int, scenario: str, seed: int) -> None:
     """Measure how many queries a second the cluster simulator routes."""
     from controller.bench.simulator import simulator_figures

@@ -7,34 +7,30 @@ from pathlib import Path
 import click
 
 from controller.commands.asking import CommandFailedError, Wrong, text
+from controller.commands.simulation_options import (
+    GIVEN_FOLDER,
+    arrivals_option,
+    inputs_option,
+    lease_option,
+    scenario_option,
+    seed_option,
+    told_plainly,
+    trace_option,
+)
 
 
 @click.command()
 @click.option("--policy", type=text, default="memetic", show_default=True)
-@click.option("--scenario", default="drlm", show_default=True, help="A name, or a TOML file.")
-@click.option(
-    "--inputs",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="As `edge-controller fit --simulation-inputs` writes them; synthetic ones without.",
-)
-@click.option(
-    "--artifacts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of learned policies.",
-)
+@scenario_option
+@inputs_option
+@click.option("--artifacts", type=GIVEN_FOLDER, help="Folder of learned policies.")
 @click.option("--requests", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
     help="Arrivals a second.",
 )  # fmt: skip
-@click.option(
-    "--arrivals", type=click.Choice(["poisson", "bursts"]), default="poisson", show_default=True
-)
-@click.option(
-    "--trace",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay these arrivals at the rate: in the form of Azure's LLM traces.",
-)
+@arrivals_option
+@trace_option
 @click.option(
     "--window-seconds",
     type=click.FloatRange(min=0),
@@ -43,15 +39,9 @@ from controller.commands.asking import CommandFailedError, Wrong, text
     help="How long arrivals are gathered; 0 decides on each by itself.",
 )
 @click.option("--window-most", type=click.IntRange(min=1), default=30, show_default=True)
-@click.option(
-    "--lease-seconds",
-    type=click.FloatRange(min=0),
-    default=10.0,
-    show_default=True,
-    help="How long a node of the scenario that fails goes on being sent requests.",
-)
+@lease_option
 @click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@seed_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, a run a row.")
 def simulate(
     policy: str,
@@ -74,15 +64,9 @@ def simulate(
     from controller.experiments.runs import Circumstances, Load, mean_figures, run_all
     from controller.routing.policies import BrokenPolicy, UnknownPolicy, warm_up
     from controller.routing.problem import ProblemError
-    from controller.simulator.inputs import (
-        InputsError,
-        load_inputs,
-        scenario_of,
-        synthetic_inputs,
-    )
+    from controller.simulator.inputs import held_out_scenario, inputs_for
     from controller.simulator.runner import Window, outages_of
-    from controller.simulator.scenario_file import ScenarioError, read_scenario
-    from controller.simulator.workload import WorkloadError
+    from controller.simulator.scenario_file import read_scenario
 
     contender = Contender(policy, policy, Window(window_seconds, window_most))
     load = Load(requests, rate, str(trace) if trace else arrivals)
@@ -92,24 +76,22 @@ def simulate(
             f"{scenario} --out FOLDER`, then --artifacts FOLDER"
         )
     try:
-        if policy not in LEARNED_POLICIES:
-            warm_up([policy])
-        cluster = read_scenario(scenario)
-        given = load_inputs(inputs) if inputs else synthetic_inputs(cluster)
-        found = run_all(
-            scenario_of(cluster, given.part(given.is_held_out)),
-            contender,
-            load,
-            range(seed, seed + runs),
-            Circumstances(outages=tuple(outages_of(cluster.events, lease_seconds))),
-            artifacts,
-        )
-    except (ScenarioError, InputsError, WorkloadError, UnknownPolicy, ProblemError) as error:
+        with told_plainly():
+            if policy not in LEARNED_POLICIES:
+                warm_up([policy])
+            cluster = read_scenario(scenario)
+            found = run_all(
+                held_out_scenario(cluster, inputs_for(cluster, inputs)),
+                contender,
+                load,
+                range(seed, seed + runs),
+                Circumstances(outages=tuple(outages_of(cluster.events, lease_seconds))),
+                artifacts,
+            )
+    except (UnknownPolicy, ProblemError) as error:
         raise Wrong(str(error)) from error
     except BrokenPolicy as error:
         raise CommandFailedError(str(error)) from error
-    except OSError as error:
-        raise CommandFailedError(f"{error.filename}: {error.strerror}") from error
     if as_json:
         names = [model.name for model in cluster.configurations]
         groups = [group.name for group in cluster.groups]

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong
+from controller.commands.asking import Wrong
+from controller.commands.simulation_options import (
+    FOLDER,
+    Bars,
+    inputs_option,
+    seed_option,
+    told_plainly,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from controller.training.ppo import Architecture, TrainingSettings
@@ -17,34 +25,24 @@ def train() -> None:
     """Train routing policies; needs the extra `train`."""
 
 
-def _options(command: click.Command) -> click.Command:
-    for option in reversed(
-        (
-            click.option(
-                "--scenario",
-                default=None,
-                help="drlm or a TOML file of the simulator; or made up: strangers (ppo-set "
-                "alone), stranger:SEED. drlm for ppo, strangers for ppo-set else.",
-            ),
-            click.option(
-                "--inputs",
-                type=click.Path(exists=True, file_okay=False, path_type=Path),
-                help="Of the simulator's scenario, as `edge-controller fit --simulation-inputs` "
-                "writes them; synthetic ones without.",
-            ),
-            click.option("--episodes", type=click.IntRange(min=1), default=1000, show_default=True),
-            click.option(
-                "--out",
-                type=click.Path(file_okay=False, path_type=Path),
-                required=True,
-                help="Gets a folder with the policy's name, curve.csv and checkpoint.pt.",
-            ),
-            click.option("--resume", is_flag=True, help="Go on from the checkpoint there."),
-            click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
-        )
-    ):
-        option(command)
-    return command
+_options = with_options(
+    click.option(
+        "--scenario",
+        default=None,
+        help="drlm or a TOML file of the simulator; or made up: strangers (ppo-set alone), "
+        "stranger:SEED. drlm for ppo, strangers for ppo-set else.",
+    ),
+    inputs_option,
+    click.option("--episodes", type=click.IntRange(min=1), default=1000, show_default=True),
+    click.option(
+        "--out",
+        type=FOLDER,
+        required=True,
+        help="Gets a folder with the policy's name, curve.csv and checkpoint.pt.",
+    ),
+    click.option("--resume", is_flag=True, help="Go on from the checkpoint there."),
+    seed_option,
+)
 
 
 @click.command("ppo")
@@ -97,17 +95,15 @@ train.add_command(_options(_ppo_set))
 
 def _worlds(scenario: str, inputs: Path | None) -> "list[World]":
     """The fleets of a scenario; without the queries that policies are judged by."""
-    from controller.simulator.inputs import InputsError, load_inputs, synthetic_inputs
-    from controller.simulator.scenario_file import SHIPPED, ScenarioError, read_scenario
+    from controller.simulator.inputs import inputs_for
+    from controller.simulator.scenario_file import SHIPPED, read_scenario
     from controller.training.scenario_world import world_of
     from controller.training.worlds import strange_world, strange_worlds
 
     if scenario in SHIPPED or scenario.endswith(".toml"):
-        try:
+        with told_plainly():
             cluster = read_scenario(scenario)
-            return [world_of(cluster, load_inputs(inputs) if inputs else synthetic_inputs(cluster))]
-        except (ScenarioError, InputsError) as error:
-            raise Wrong(str(error)) from error
+            return [world_of(cluster, inputs_for(cluster, inputs))]
     if inputs is not None:
         raise Wrong("--inputs are of a scenario of the simulator; give --scenario drlm, too")
     if scenario == "strangers":
@@ -130,16 +126,6 @@ def _train(
     out: Path,
     resume: bool,
 ) -> None:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    from controller.storage.artifacts import ArtifactError
     from controller.training.export import export
     from controller.training.ppo import Curve, Trainer, use_one_thread
 
@@ -156,25 +142,11 @@ def _train(
         raise Wrong(f"{checkpoint}: nothing to go on from; leave --resume out") from error
     except ValueError as error:
         raise Wrong(str(error)) from error
-    columns = (
-        TextColumn("reward {task.fields[reward]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    try:
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(
-                "train", total=settings.episodes, reward="", completed=trainer.episodes
-            )
+    with told_plainly(out), Bars() as bars:
 
-            def report(curve: Curve) -> None:
-                bar.update(task, completed=curve.episodes, reward=f"{curve.reward:.4f}")
+        def report(curve: Curve) -> None:
+            bars.show("train", curve.episodes, settings.episodes, f"reward {curve.reward:.4f}")
 
-            trainer.train(report, checkpoint, out / "curve.csv")
+        trainer.train(report, checkpoint, out / "curve.csv")
         size = export(trainer, out / name, scenario)
-    except OSError as error:
-        raise CommandFailedError(f"{out}: {error.strerror}") from error
-    except ArtifactError as error:
-        raise CommandFailedError(str(error)) from error
     click.echo(f"{out / name}: {size} bytes of weights, last reward {trainer.curve[-1].reward:.4f}")

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from controller.experiments.claims import paper_claims
 from controller.experiments.conditions import ConditionResults, ConditionRow
-from controller.experiments.contenders import GREEDY
 from controller.experiments.runs import METRICS
 from controller.experiments.text_files import without_nan, write_texts
 
@@ -31,15 +31,17 @@ _FORMATS: Final = {
 
 
 def condition_tables(results: ConditionResults) -> str:
-    """Markdown: a table a condition, each quantity beside its change and 95 % interval."""
+    """Markdown: a table a condition, each quantity beside its changes and 95 % intervals."""
     plan = results.plan
-    against = f"its own under {plan.conditions[0].name}" if plan.is_against_base else GREEDY.label
+    against = ", then ".join(plan.against) or f"its own under {plan.conditions[0].name}"
     lines = [
         f"{plan.load.requests} requests at {plan.load.rate:g} a second, "
         f"{len(results.made_with['seeds'])} runs. In brackets: change against {against}, with the "
         "95 % interval by resampling the runs.",
         "",
     ]
+    if plan.bound_by:
+        lines += [*_claims_kept(results), *_bounds(results)]
     for condition in plan.conditions:
         names = [_HEADINGS.get(name, name.replace("_", " ")) for name in plan.columns]
         lines += [
@@ -59,13 +61,59 @@ def condition_tables(results: ConditionResults) -> str:
 def _cell(row: ConditionRow, name: str) -> str:
     value = row.means[name] * (1000.0 if name == "cost_usd" else 1.0)
     text = _FORMATS.get(name, "{:.2f}").format(value)
-    found = row.differences.get(name)
-    if found is None or not np.isfinite(found.change):
-        return text
-    return (
-        f"{text} ({100 * found.change:+.1f} %, {100 * found.change_low:+.1f} to "
-        f"{100 * found.change_high:+.1f})"
-    )
+    changes = [
+        f"{100 * found[name].change:+.1f} %, {100 * found[name].change_low:+.1f} to "
+        f"{100 * found[name].change_high:+.1f}"
+        for found in row.differences.values()
+        if name in found and np.isfinite(found[name].change)
+    ]
+    return f"{text} ({'; '.join(changes)})" if changes else text
+
+
+def _claims_kept(results: ConditionResults) -> list[str]:
+    """A line a row, a column for each of the paper's claims."""
+    claims = paper_claims()
+    lines = [
+        "## DRLM's claims, together",
+        "",
+        "| condition | policy | "
+        + " | ".join(f"{each.claim} than {each.against}" for each in claims)
+        + " | kept |",
+        "| --- | --- |" + " ---: |" * (len(claims) + 1),
+    ]
+    for row in results.rows:
+        cells, kept = [], 0
+        for claim in claims:
+            found = row.differences.get(claim.against, {}).get(claim.metric)
+            if found is None:
+                break
+            is_kept = claim.is_kept_by(found.change)
+            kept += is_kept
+            cells.append(f"{100 * found.change:+.0f} % {'yes' if is_kept else 'no'}")
+        else:
+            cells.append(f"{kept} of {len(claims)}")
+            lines.append(f"| {row.condition} | {row.policy} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _bounds(results: ConditionResults) -> list[str]:
+    """What mean inference as short as claimed leaves of quality, whoever decides."""
+    lines = [
+        "## What shorter inference leaves of quality at best",
+        "",
+        "With the fleet to oneself, every request at the fastest node of its model "
+        "(`controller.experiments.frontier`).",
+        "",
+        "| mean inference s | which is | predicted quality | change against the best | scores |",
+        "| ---: | --- | ---: | ---: | ---: |",
+    ]
+    best = max(bound.quality for _, bound in results.bounds)
+    for said, bound in results.bounds:
+        lines.append(
+            f"| {bound.seconds:.2f} | {said} | {bound.quality:.3f} "
+            f"| {100 * (bound.quality / best - 1):+.1f} % | {bound.score:.3f} |"
+        )
+    return [*lines, ""]
 
 
 def write_condition_report(results: ConditionResults, folder: Path) -> list[Path]:
@@ -77,6 +125,7 @@ def write_condition_report(results: ConditionResults, folder: Path) -> list[Path
     whole = {
         **results.made_with,
         "rows": [asdict(row) for row in results.rows],
+        "bounds": [{"limit": said, **asdict(bound)} for said, bound in results.bounds],
         "runs": [
             {"condition": condition, "policy": policy, **asdict(run)}
             for (condition, policy), runs in results.runs.items()

@@ -1,28 +1,28 @@
 """Policies under other weights, and on a fleet whose nodes come and go."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from controller.experiments.claims import paper_claims
 from controller.experiments.contenders import (
     GREEDY,
     LEARNED,
+    PAPER,
     SEARCHING,
+    SPREAD,
     Contender,
     trained,
 )
-from controller.experiments.runs import (
-    Circumstances,
-    Load,
-    RunFigures,
-    mean_figures,
-    run_all,
-)
+from controller.experiments.frontier import Bound, quality_bounds
+from controller.experiments.origin import origin_of
+from controller.experiments.parts import Part, Progress, run_parts
+from controller.experiments.runs import Circumstances, Load, RunFigures, mean_figures
+from controller.experiments.setting import Setting
 from controller.experiments.statistics import Difference, paired_difference
-from controller.routing.policies import warm_up
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.simulator.churn import Churn
 from controller.simulator.scenario import Scenario
@@ -49,19 +49,22 @@ class Plan:
         contenders: whom; learned ones that are not trained are left out.
         conditions: under what; the first is the base.
         load: what arrives in each.
-        is_against_base: whether a policy's figures are compared with its own under the base; else
-            with those of `greedy-reward` under the same condition.
+        against: labels of those whom all are compared with under the same condition; without any,
+            a policy is compared with itself under the base.
         compared: in which quantities.
         columns: of the table.
+        bound_by: policies whose inference, as much shorter as DRLM's paper claims, limits what
+            quality can be had at best.
     """
 
     name: str
     contenders: tuple[Contender, ...]
     conditions: tuple[Condition, ...]
     load: Load
-    is_against_base: bool
+    against: tuple[str, ...]
     compared: tuple[str, ...]
     columns: tuple[str, ...]
+    bound_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +74,33 @@ class ConditionRow:
     Attributes:
         condition, policy: names.
         means: as `mean_figures` has them.
-        differences: by the plan's compared quantities; empty for what is compared with.
+        differences: by whom it is compared with, then by the plan's compared quantities; a policy
+            is not compared with itself under the same condition.
     """
 
     condition: str
     policy: str
     means: dict[str, float]
-    differences: dict[str, Difference]
+    differences: dict[str, dict[str, Difference]]
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionResults:
-    """What came of a plan: plain values on how it was made, rows, and every run."""
+    """What came of a plan.
+
+    Attributes:
+        plan: which.
+        made_with: setting, seeds, versions, machine; plain values.
+        rows: by condition, then contender.
+        runs: figures by (condition, label).
+        bounds: what quality can be had at best, each with a word on what limits it.
+    """
 
     plan: Plan
     made_with: dict[str, Any]
     rows: list[ConditionRow]
     runs: dict[tuple[str, str], list[RunFigures]]
+    bounds: list[tuple[str, Bound]]
 
 
 def mixed_weights(energy: float = 0.0, cost: float = 0.0) -> tuple[float, float, float, float]:
@@ -98,6 +111,10 @@ def mixed_weights(energy: float = 0.0, cost: float = 0.0) -> tuple[float, float,
 
 
 _SHARES: Final = (0.1, 0.25, 0.5)
+_TIME_SHARES: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+RIVALS: Final = ("optllm", "routellm")
+"""Whom DRLM's paper claims shorter inference and waits than."""
 
 
 def weights_plan(load: Load) -> Plan:
@@ -111,7 +128,7 @@ def weights_plan(load: Load) -> Plan:
         (GREEDY, *(each for each in LEARNED if each.policy == "ppo-set"), *SEARCHING),
         tuple(conditions),
         load,
-        is_against_base=True,
+        against=(),
         compared=("energy_joules", "cost_usd", "quality", "end_to_end_seconds"),
         columns=("energy_joules", "cost_usd", "quality", "waiting_seconds", "end_to_end_seconds"),
     )
@@ -130,7 +147,7 @@ def churn_plan(load: Load, lease_seconds: float) -> Plan:
         (GREEDY, *(each for each in LEARNED if each.policy in learned), *SEARCHING),
         tuple(conditions),
         load,
-        is_against_base=False,
+        against=(GREEDY.label,),
         compared=("served_ratio", "reward", "quality", "waiting_seconds", "end_to_end_seconds"),
         columns=(
             "served_ratio",
@@ -145,60 +162,110 @@ def churn_plan(load: Load, lease_seconds: float) -> Plan:
     )
 
 
+def seconds_plan(load: Load) -> Plan:
+    """More and more weight on time in place of quality, beside the policies of DRLM's paper."""
+    named = {"DRLM's weights": DRLM_WEIGHTS}
+    named |= {f"time {share:g}": (1.0 - share, 0.0, 0.0, share) for share in _TIME_SHARES}
+    learned = ("ppo-set", "ppo-set-strangers")
+    return Plan(
+        "seconds",
+        (
+            *(each for each in PAPER if each.label in ("high-accuracy", *RIVALS)),
+            GREEDY,
+            *(each for each in LEARNED if each.policy in learned),
+            *SPREAD,
+            *SEARCHING,
+        ),
+        tuple(Condition(name, Circumstances(weights)) for name, weights in named.items()),
+        load,
+        against=RIVALS,
+        compared=("quality", "inference_seconds", "waiting_seconds", "end_to_end_seconds"),
+        columns=("quality", "inference_seconds", "waiting_seconds", "end_to_end_seconds"),
+        bound_by=RIVALS,
+    )
+
+
 def run_plan(
     plan: Plan,
-    scenario: Scenario,
+    setting: Setting,
     seeds: range,
-    artifacts: Path | None,
-    made_with: dict[str, Any],
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    kept: Path | None = None,
+    jobs: int = 1,
+    progress: Progress = lambda done, total, what: None,
 ) -> ConditionResults:
-    """Every contender under every condition; equal seeds give all the same arrivals and luck.
+    """Every contender under every condition; arguments and errors beyond these are `run_parts`'s.
+
+    Args:
+        plan: what.
+        setting: where.
+        seeds: of the runs.
 
     Raises:
         NothingLearned: the folder has none of the plan's learned policies.
     """
-    contenders = trained(plan.contenders, artifacts)
+    contenders = trained(plan.contenders, setting.artifacts)
     if not any(each in LEARNED for each in contenders):
         wanted = ", ".join(each.policy for each in plan.contenders if each in LEARNED)
         raise NothingLearned(
-            f"{artifacts}: holds no readable {wanted}; name the --out of `edge-controller train`"
+            f"{setting.artifacts}: holds no readable {wanted}; name the --out of "
+            "`edge-controller train`"
         )
-    warm_up({each.policy for each in contenders if each not in LEARNED})
-    runs: dict[tuple[str, str], list[RunFigures]] = {}
-    total = len(plan.conditions) * len(contenders)
-    for condition in plan.conditions:
-        for contender in contenders:
-            runs[condition.name, contender.label] = run_all(
-                scenario, contender, plan.load, seeds, condition.circumstances, artifacts
-            )
-            progress(len(runs), total, f"{contender.label}, {condition.name}")
+    keys = [(condition, each) for condition in plan.conditions for each in contenders]
+    parts = [Part(each, plan.load, condition.circumstances) for condition, each in keys]
+    found = run_parts(setting, parts, seeds, kept, jobs, progress)
+    runs = {
+        (condition.name, each.label): figures
+        for (condition, each), figures in zip(keys, found, strict=True)
+    }
     rows = [
-        ConditionRow(*key, mean_figures(found), _differences(plan, runs, key))
-        for key, found in runs.items()
+        ConditionRow(*key, mean_figures(figures), _differences(plan, runs, key))
+        for key, figures in runs.items()
     ]
+    cluster, inputs, scenario = setting.open()
     said = {
-        **made_with,
+        **origin_of(cluster, inputs),
         "experiment": plan.name,
         "load": asdict(plan.load),
         "seeds": list(seeds),
         "conditions": [asdict(condition) for condition in plan.conditions],
     }
-    return ConditionResults(plan, said, rows, runs)
+    return ConditionResults(plan, said, rows, runs, _bounds(plan, rows, scenario))
+
+
+def _bounds(
+    plan: Plan, rows: Sequence[ConditionRow], scenario: Scenario
+) -> list[tuple[str, Bound]]:
+    """Of the best choice without a limit, of each rival's inference, and of less as claimed."""
+    took = {row.policy: row.means["inference_seconds"] for row in rows}
+    limits = {"no limit": np.inf}
+    for claim in paper_claims():
+        if claim.metric == "inference_seconds" and claim.against in plan.bound_by:
+            seconds = took[claim.against]
+            limits[f"{claim.against}'s"] = seconds
+            limits[f"{-100 * claim.wanted:g} % less than {claim.against}'s"] = seconds * (
+                1.0 + claim.wanted
+            )
+    if not plan.bound_by:
+        return []
+    return list(zip(limits, quality_bounds(scenario, list(limits.values())), strict=True))
 
 
 def _differences(
     plan: Plan, runs: dict[tuple[str, str], list[RunFigures]], key: tuple[str, str]
-) -> dict[str, Difference]:
+) -> dict[str, dict[str, Difference]]:
     condition, policy = key
-    other = (plan.conditions[0].name, policy) if plan.is_against_base else (condition, GREEDY.label)
-    if other == key:
-        return {}
+    others = {label: (condition, label) for label in plan.against} or {
+        policy: (plan.conditions[0].name, policy)
+    }
 
     def values(of: tuple[str, str], metric: str) -> np.ndarray:
         return np.array([getattr(run, metric) for run in runs[of]])
 
     return {
-        metric: paired_difference(values(key, metric), values(other, metric))
-        for metric in plan.compared
+        label: {
+            metric: paired_difference(values(key, metric), values(other, metric))
+            for metric in plan.compared
+        }
+        for label, other in others.items()
+        if other != key
     }

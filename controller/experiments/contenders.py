@@ -1,7 +1,7 @@
 """Who is compared: policies, and how arrivals are handed to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +31,27 @@ class Contender:
         policy: as `policy_named` knows it.
         window: how arrivals are gathered.
         is_spread: whether its choice of a model is kept and the node of it chosen by the queues.
+        training_seed: of a further training of a learned policy; None is the first.
     """
 
     label: str
     policy: str
     window: Window = EACH
     is_spread: bool = False
+    training_seed: int | None = None
+
+    def folder(self, artifacts: Path) -> Path:
+        """Of the learned policy's artifact, in the folder of all."""
+        return training_folder(artifacts, self.training_seed) / self.policy
+
+    def trained_again(self, seed: int) -> "Contender":
+        """The same policy from another training."""
+        return replace(self, label=f"{self.policy} (training {seed})", training_seed=seed)
+
+
+def training_folder(artifacts: Path, seed: int | None) -> Path:
+    """Where the policies of a training lie; None: of the first one."""
+    return artifacts if seed is None else artifacts / f"training-{seed}"
 
 
 PAPER: Final = tuple(
@@ -49,6 +64,9 @@ GREEDY: Final = Contender("greedy-reward", "greedy-reward")
 LEARNED_POLICIES: Final = ("ppo", "ppo-set", "ppo-set-strangers", "ppo-flat", "ppo-plain")
 """Folders of learned policies. The first two are those that serve. `ppo-set-strangers` has never
 seen the fleet; `ppo-flat` has one softmax over all pairs; `ppo-plain` is DRLM's as it is."""
+
+SUBJECTS: Final = ("ppo", "ppo-set", "ppo-set-strangers")
+"""Learned policies that all others are compared with."""
 
 LEARNED: Final = tuple(Contender(name, name) for name in LEARNED_POLICIES)
 
@@ -79,7 +97,8 @@ def policy_of(contender: Contender, artifacts: Path | None = None) -> RoutingPol
         UnknownPolicy: there is none of its name.
     """
     if contender.policy in LEARNED_POLICIES:
-        return LearnedPolicy(contender.policy, policies_in(artifacts)(contender.policy))
+        folder = artifacts and training_folder(artifacts, contender.training_seed)
+        return LearnedPolicy(contender.policy, policies_in(folder)(contender.policy))
     policy = policy_named(contender.policy)
     return SpreadPolicy(policy) if contender.is_spread else policy
 

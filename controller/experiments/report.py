@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from controller.experiments.drlm import COMPARED, Comparison, Results, Row, Target
+from controller.experiments.claims import Target
+from controller.experiments.comparisons import COMPARED, Comparison
+from controller.experiments.drlm import Results, Row
 from controller.experiments.runs import METRICS
+from controller.experiments.statistics import Difference
 from controller.experiments.text_files import without_nan, write_texts
+from controller.experiments.trainings import Spread
 
 _UNITS = {
     "reward": "reward",
@@ -22,6 +26,8 @@ _UNITS = {
     "end_to_end_p95_seconds": "end to end p95 s",
     "decision_milliseconds": "decision ms",
 }
+
+_REWARDS = ("reward", "unloaded_reward")
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:
@@ -39,6 +45,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
         "rows": [asdict(row) for row in results.rows],
         "targets": [asdict(target) for target in results.targets],
         "comparisons": [asdict(comparison) for comparison in results.comparisons],
+        "trainings": [asdict(spread) for spread in results.trainings],
         "runs": [
             {"policy": label, "requests": requests, "rate": rate, **asdict(run)}
             for (label, requests, rate), runs in results.runs.items()
@@ -56,7 +63,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 
 def tables(results: Results) -> str:
-    """Markdown: a table for each load, then targets, then differences under the heaviest load."""
+    """Markdown: all loads at a glance, a table for each, claims, differences, trainings."""
     made = results.made_with
     setting, design = made["setting"], made["design"]
     lines = [
@@ -66,6 +73,7 @@ def tables(results: Results) -> str:
         f"{design['runs']} runs, {design['arrivals']} arrivals, seeds from {design['seed']}. "
         f"Mean ± standard deviation over the runs.",
         "",
+        overview(results.rows),
         loads(results.rows),
     ]
     if results.targets:
@@ -81,7 +89,66 @@ def tables(results: Results) -> str:
             "",
             _differences(differences),
         ]
+    if results.trainings:
+        lines += ["## Trainings", "", trainings(results.trainings)]
     return "\n".join(lines)
+
+
+_AT_A_GLANCE = {
+    "quality": "{:.3f}",
+    "inference_seconds": "{:.2f}",
+    "waiting_seconds": "{:.2f}",
+    "reward": "{:.4f}",
+}
+
+
+def overview(rows: Sequence[Row]) -> str:
+    """A table for each of the main quantities, a load a column; none of a single load."""
+    at = {(row.policy, row.requests, row.rate): row for row in rows}
+    columns = list(dict.fromkeys((row.requests, row.rate) for row in rows))
+    lines = []
+    for metric, form in _AT_A_GLANCE.items() if len(columns) > 1 else ():
+        lines += [
+            f"## All loads: {_UNITS[metric]}",
+            "",
+            "| policy | " + " | ".join(f"{n}, {rate:g}/s" for n, rate in columns) + " |",
+            "| --- |" + " ---: |" * len(columns),
+        ]
+        for policy in dict.fromkeys(row.policy for row in rows):
+            row_of = [at[policy, n, rate] for n, rate in columns]
+            cells = [form.format(row.means[metric]) for row in row_of]
+            lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def trainings(spreads: Sequence[Spread]) -> str:
+    """A table of what each training gained, and whether all did for certain."""
+    lines = [
+        "Difference of the reward, change of seconds: mean, least and greatest over the trainings. "
+        "Certain: of how many trainings the whole 95 % interval over paired runs is better.",
+        "",
+        "| policy | against | load | quantity | mean | least | greatest | certain |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for each in spreads:
+        is_reward = each.metric in _REWARDS
+        values = [d.mean if is_reward else d.change for d in each.differences]
+        said = [
+            f"{value:+.5f}" if is_reward else f"{100 * value:+.1f} %"
+            for value in (sum(values) / len(values), min(values), max(values))
+        ]
+        certain = sum(_is_better_for_certain(d, is_reward) for d in each.differences)
+        lines.append(
+            f"| {each.policy} | {each.against} | {each.requests}, {each.rate:g}/s "
+            f"| {_UNITS[each.metric]} | {' | '.join(said)} | {certain} of {len(values)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _is_better_for_certain(found: Difference, is_reward: bool) -> bool:
+    """More reward, or fewer seconds, in the whole interval."""
+    return found.low > 0.0 if is_reward else found.change_high < 0.0
 
 
 def loads(rows: Sequence[Row]) -> str:
@@ -146,7 +213,7 @@ def _differences(comparisons: Sequence[Comparison]) -> str:
                 for each in comparisons
                 if (each.policy, each.against, each.metric) == (*pair, name)
             )
-            if name in ("reward", "unloaded_reward"):
+            if name in _REWARDS:
                 cells.append(f"{d.mean:+.5f} ({d.low:+.5f} to {d.high:+.5f})")
             else:
                 cells.append(

@@ -29,6 +29,9 @@ LONG_WAIT_SECONDS: Final = 100.0
 QUANTILES: Final = tuple(at / 20 for at in range(21))
 
 
+_PROCESSES: Final = ("poisson", "bursts")
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What arrives in a run.
@@ -42,6 +45,11 @@ class Load:
     requests: int
     rate: float
     arrivals: str = "poisson"
+
+    @property
+    def trace(self) -> Path | None:
+        """What is replayed, if anything."""
+        return None if self.arrivals in _PROCESSES else Path(self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,28 +195,45 @@ def run_all(
     circumstances: Circumstances | None = None,
     artifacts: Path | None = None,
 ) -> list[RunFigures]:
-    """A run for each seed; equal seeds give every contender the same arrivals and luck.
+    """A run for each seed; raises what `run_once` does."""
+    given = circumstances or Circumstances()
+    return [run_once(scenario, contender, load, seed, given, artifacts) for seed in seeds]
+
+
+def run_once(
+    scenario: Scenario,
+    contender: Contender,
+    load: Load,
+    seed: int,
+    circumstances: Circumstances,
+    artifacts: Path | None = None,
+) -> RunFigures:
+    """One run, with a policy that remembers nothing of others.
+
+    Args:
+        scenario: where.
+        contender: who.
+        load: what arrives.
+        seed: equal seeds give every contender the same arrivals, queries and luck.
+        circumstances: under what else.
+        artifacts: folder of learned policies.
 
     Raises:
         WorkloadError: the trace cannot be replayed.
         UnknownPolicy: the contender's policy does not exist.
     """
-    policy = policy_of(contender, artifacts)
-    given = circumstances or Circumstances()
-    found = []
-    for seed in seeds:
-        workload = workload_for(load, scenario, seed)
-        outcome = simulate(
-            scenario,
-            workload,
-            policy,
-            np.array(given.weights),
-            seed=seed,
-            window=contender.window,
-            outages=given.outages_of(scenario.nodes, float(workload.arrivals[-1]), seed),
-        )
-        found.append(figures_of(outcome, scenario, seed))
-    return found
+    workload = workload_for(load, scenario, seed)
+    last_arrival = float(workload.arrivals[-1])
+    outcome = simulate(
+        scenario,
+        workload,
+        policy_of(contender, artifacts),
+        np.array(circumstances.weights),
+        seed=seed,
+        window=contender.window,
+        outages=circumstances.outages_of(scenario.nodes, last_arrival, seed),
+    )
+    return figures_of(outcome, scenario, seed)
 
 
 def figures_of(outcome: Outcome, scenario: Scenario, seed: int) -> RunFigures:

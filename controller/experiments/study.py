@@ -2,31 +2,23 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from controller.experiments.contenders import LEARNED_POLICIES, Contender, trained
-from controller.experiments.drlm import (
-    Design,
-    ExperimentError,
-    Results,
-    Setting,
-    run_experiment,
+from controller.experiments.contenders import (
+    LEARNED_POLICIES,
+    SUBJECTS,
+    Contender,
+    trained,
+    training_folder,
 )
+from controller.experiments.drlm import Design, Results, run_experiment
 from controller.experiments.figures import draw_figures
 from controller.experiments.learning import train_policies
+from controller.experiments.parts import FOLDER, ExperimentError
 from controller.experiments.report import write_report
-from controller.simulator.inputs import (
-    inputs_digest,
-    load_inputs,
-    save_inputs,
-    scenario_of,
-    synthetic_inputs,
-)
-from controller.simulator.scenario_file import read_scenario
-
-INPUTS_FOLDER: Final = "inputs"
+from controller.experiments.setting import Setting, settle
+from controller.simulator.inputs import inputs_digest
 
 Progress = Callable[[str, int, int, str], None]
 """Called with a stage, how much of it is done, of how much, and a word on what was done last."""
@@ -44,6 +36,7 @@ class Study:
         inputs: folder of simulation inputs; None makes synthetic ones of seed 0.
         artifacts: folder of learned policies; None trains them.
         episodes: of the training, by policy; one that is not there is not trained.
+        training_seeds: of further trainings of `SUBJECTS`, which are compared, too.
         jobs: processes.
         has_figures: whether to draw.
     """
@@ -55,6 +48,7 @@ class Study:
     inputs: Path | None = None
     artifacts: Path | None = None
     episodes: tuple[tuple[str, int], ...] = ()
+    training_seeds: tuple[int, ...] = ()
     jobs: int = 1
     has_figures: bool = True
 
@@ -71,60 +65,85 @@ def conduct(
             tables are written.
         OSError: a file cannot be read or written.
     """
-    cluster = read_scenario(study.scenario)
-    given = load_inputs(study.inputs) if study.inputs else synthetic_inputs(cluster)
-    scenario_of(cluster, given)  # so that what does not fit is said before anything is trained
-    study.out.mkdir(parents=True, exist_ok=True)
-    folder = study.out / INPUTS_FOLDER
-    save_inputs(given, folder)
-    inputs = load_inputs(folder)  # as the workers will read them: rounded
-    asked = [
-        name for name in LEARNED_POLICIES if name in {each.policy for each in study.contenders}
-    ]
-    artifacts, curves = study.artifacts, study.artifacts
-    contenders = tuple(study.contenders)
-    if artifacts is not None:
-        contenders = trained(contenders, artifacts)
-        if asked and not any(each.policy in LEARNED_POLICIES for each in contenders):
-            raise ExperimentError(
-                f"{artifacts}: holds neither a readable `ppo` nor a readable `ppo-set`; name the "
-                "--out of `edge-controller train`"
-            )
-    elif asked:
-        episodes: dict[str, int] = {name: count for name, count in study.episodes if name in asked}
-        # Of other inputs, or hardly trained ones, are other policies.
-        said = "-".join(str(count) for count in sorted(set(episodes.values())))
-        artifacts = study.out / "policies" / f"{inputs_digest(inputs)[:8]}-{said}"
-        curves = artifacts
-        artifacts.mkdir(parents=True, exist_ok=True)
-        train_policies(
-            cluster,
-            inputs,
-            artifacts,
-            episodes,
-            study.design.seed,
-            lambda name, done, total, reward: progress(
-                f"train {name}", done, total, f"reward {reward:.4f}"
-            ),
-        )
-        contenders = trained(contenders, artifacts)
-    if not contenders:
+    setting = settle(study.out, study.scenario, study.inputs, study.artifacts)
+    contenders = _with_further_trainings(study.contenders, study.training_seeds)
+    is_asked = any(each.policy in LEARNED_POLICIES for each in contenders)
+    if study.artifacts is None and is_asked:
+        setting = replace(setting, artifacts=_train(study, setting, contenders, progress))
+    found = trained(contenders, setting.artifacts)
+    if study.artifacts is not None:
+        _refuse_missing(study.artifacts, contenders, found)
+    if not found:
         raise ExperimentError(
             "nothing is left to compare: the chosen policies are not trained by --quick; leave it "
             "out, or give --artifacts"
         )
     results = run_experiment(
-        Setting(study.scenario, folder, artifacts),
-        contenders,
+        setting,
+        found,
         study.design,
-        study.out / "parts",
+        study.out / FOLDER,
         study.jobs,
         lambda done, total, what: progress("compare", done, total, what),
     )
     written = write_report(results, study.out)
     if study.has_figures:
-        written += draw_figures(results, study.out / "figures", curves)
+        written += draw_figures(results, study.out / "figures", setting.artifacts)
     return results, written
+
+
+def _with_further_trainings(
+    contenders: Sequence[Contender], seeds: Sequence[int]
+) -> tuple[Contender, ...]:
+    subjects = [each for each in contenders if each.policy in SUBJECTS]
+    again = [each.trained_again(seed) for seed in seeds for each in subjects]
+    return (*contenders, *again)
+
+
+def _refuse_missing(
+    artifacts: Path, asked: Sequence[Contender], found: Sequence[Contender]
+) -> None:
+    """A given folder may lack some policies, but not all, and none of a further training."""
+    further = [each.label for each in asked if each.training_seed is not None and each not in found]
+    if further:
+        raise ExperimentError(
+            f"{artifacts}: has no {', '.join(further)}; leave --artifacts out to train"
+        )
+    wanted, there = (any(e.policy in LEARNED_POLICIES for e in each) for each in (asked, found))
+    if wanted and not there:
+        raise ExperimentError(
+            f"{artifacts}: holds neither a readable `ppo` nor a readable `ppo-set`; name the --out "
+            "of `edge-controller train`"
+        )
+
+
+def _train(
+    study: Study, setting: Setting, contenders: Sequence[Contender], progress: Progress
+) -> Path:
+    """The folder of the policies that the contenders need."""
+    cluster, inputs, _ = setting.open()  # as the workers read them: rounded
+    asked = {each.policy for each in contenders}
+    episodes: dict[str, int] = {name: count for name, count in study.episodes if name in asked}
+    # Of other inputs, or hardly trained ones, are other policies.
+    said = "-".join(str(count) for count in sorted(set(episodes.values())))
+    artifacts = study.out / "policies" / f"{inputs_digest(inputs)[:8]}-{said}"
+    for seed in (None, *study.training_seeds):
+        folder = training_folder(artifacts, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        again = "" if seed is None else f" (training {seed})"
+
+        def report(name: str, done: int, total: int, reward: float, again: str = again) -> None:
+            progress(f"train {name}{again}", done, total, f"reward {reward:.4f}")
+
+        train_policies(
+            cluster,
+            inputs,
+            folder,
+            {name: n for name, n in episodes.items() if seed is None or name in SUBJECTS},
+            study.design.seed if seed is None else seed,
+            report,
+        )
+    return artifacts
 
 
 def usable_cores() -> int:

@@ -204,6 +204,24 @@ def scenario_of(cluster: ClusterDescription, inputs: SimulationInputs) -> Scenar
     )
 
 
+def held_out_scenario(cluster: ClusterDescription, inputs: SimulationInputs) -> Scenario:
+    """The cluster under the queries that judge policies.
+
+    Raises:
+        InputsError: the inputs were made for other placements, or no query is held out.
+    """
+    return scenario_of(cluster, inputs.part(inputs.is_held_out))
+
+
+def inputs_for(cluster: ClusterDescription, folder: Path | None = None) -> SimulationInputs:
+    """Those in the folder; synthetic ones of seed 0 without.
+
+    Raises:
+        InputsError: the folder cannot be read.
+    """
+    return synthetic_inputs(cluster) if folder is None else load_inputs(folder)
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from controller.cli import main
 from controller.experiments import learning
+from controller.experiments.claims import targets_of
+from controller.experiments.comparisons import COMPARED, Comparison
 from controller.experiments.contenders import (
     ALL,
     GREEDY,
@@ -24,18 +26,11 @@ from controller.experiments.contenders import (
     policy_of,
     trained,
 )
-from controller.experiments.drlm import (
-    COMPARED,
-    Comparison,
-    Design,
-    Results,
-    Setting,
-    run_experiment,
-    targets_of,
-)
+from controller.experiments.drlm import Design, Results, run_experiment
 from controller.experiments.figures import draw_figures
 from controller.experiments.report import write_report
 from controller.experiments.runs import METRICS, Load, workload_for
+from controller.experiments.setting import Setting
 from controller.experiments.statistics import Difference
 from controller.routing.policies import policy_named
 from controller.routing.policy import Budget
@@ -84,27 +79,6 @@ def test_every_policy_serves_everything_the_same_twice(setting: Setting) -> None
     spread, crowded = best["high-accuracy (spread)"], best["high-accuracy"]
     assert spread["quality"] == crowded["quality"]
     assert spread["waiting_seconds"] < crowded["waiting_seconds"]
-
-
-def test_finished_parts_are_kept_and_others_run(setting: Setting, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def listen(done: int, total: int, what: str) -> None:
-        said.append(what)
-
-    first = run_experiment(setting, PAPER[:1], SMALL, tmp_path)
-    again = run_experiment(setting, PAPER[:2], SMALL, tmp_path, progress=listen)
-    assert [what for what in said if what.endswith("kept")] == ["random: kept"] * 2
-    assert len(said) == 4
-    assert [row for row in again.rows if row.policy == "random"] == first.rows  # clock and all
-    said.clear()
-    torn = next(tmp_path.glob("*.json"))
-    torn.write_text("[")
-    run_experiment(setting, PAPER[:2], SMALL, tmp_path, progress=listen)
-    assert sum(what.endswith("kept") for what in said) == 3
-    said.clear()
-    run_experiment(setting, PAPER[:2], replace(SMALL, seed=5), tmp_path, progress=listen)
-    assert not any(what.endswith("kept") for what in said)
 
 
 def test_several_processes_find_the_same(setting: Setting) -> None:
@@ -201,7 +175,9 @@ def test_the_report_holds_every_row_and_the_figures_are_drawn(
         assert [line["policy"] for line in csv.DictReader(file)] == [
             row.policy for row in results.rows
         ]
-    assert (out / "tables.md").read_text().count("| random |") == 2
+    text = (out / "tables.md").read_text()
+    assert text.count("| random |") == 2 + 4  # a row a load, and one in each table of all loads
+    assert "| policy | 6, 1/s | 12, 1/s |" in text
     drawn = draw_figures(results, out / "figures", tmp_path)
     assert {path.name for path in drawn} == {
         f"{name}.{suffix}"
@@ -236,7 +212,7 @@ def run(*arguments: str) -> Any:
 def test_the_command_trains_compares_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 16})
+    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 8})
     out = tmp_path / "out"
     arguments = ["--quick", "--out", str(out), "--requests", "5", "--rate", "1", "--runs", "1"]
     chosen = ["--policy", "ppo-set", "--policy", "greedy-reward", "--no-figures", "--json"]
@@ -254,6 +230,43 @@ def test_the_command_trains_compares_and_goes_on_where_it_was(
     assert again.exit_code == 0, again.output
     assert weights[0].stat().st_mtime_ns == before
     assert json.loads(again.stdout)["rows"] == found["rows"]
+
+
+def test_further_trainings_are_told_apart_and_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 8})
+    out = tmp_path / "out"
+    arguments = ["--quick", "--out", str(out), "--requests", "5", "--rate", "1", "--no-figures"]
+    chosen = ["--policy", "ppo-set", "--policy", "greedy-reward", "--policy", "random"]
+    found = run(*arguments, *chosen, "--training-seed", "7", "--training-seed", "8")
+    assert found.exit_code == 0, found.output
+    results = json.loads((out / "results.json").read_text())
+    further = ["ppo-set (training 7)", "ppo-set (training 8)"]
+    assert [row["policy"] for row in results["rows"]] == [
+        "random", "greedy-reward", "ppo-set", *further,
+    ]  # fmt: skip
+    seeds = {label: made["settings"]["seed"] for label, made in results["policies"].items()}
+    assert seeds == {"ppo-set": 0, further[0]: 7, further[1]: 8}
+    pairs = {(each["policy"], each["against"]) for each in results["comparisons"]}
+    assert pairs == {
+        ("ppo-set", "random"),
+        *((label, "greedy-reward") for label in ("ppo-set", *further)),
+    }
+    spreads = {each["metric"]: each for each in results["trainings"]}
+    assert spreads["waiting_seconds"]["seeds"] == [None, 7, 8]
+    differences = {
+        each["policy"]: each["difference"]
+        for each in results["comparisons"]
+        if (each["against"], each["metric"]) == ("greedy-reward", "waiting_seconds")
+    }
+    assert spreads["waiting_seconds"]["differences"] == list(differences.values())
+    assert "## Trainings" in (out / "tables.md").read_text()
+    (artifacts,) = (out / "policies").iterdir()
+    given = run(*arguments, *chosen, "--artifacts", str(artifacts), "--training-seed", "9")
+    assert given.exit_code == 1
+    assert "has no ppo-set (training 9)" in given.output
+    assert run(*arguments, "--training-seed", "0").exit_code == 2
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
