@@ -23,7 +23,8 @@ from controller.predictors.features import (
     structures,
 )
 from controller.predictors.reading_writing import PLACEMENT_NAMES, Placement, ReadingWriting
-from controller.predictors.tree_ensemble import PreparedEnds, TreeEnsemble
+from controller.predictors.tree_ensemble import TreeEnsemble
+from controller.predictors.tree_walk import PreparedEnds
 
 FloatArray = NDArray[np.float64]
 

@@ -1,14 +1,21 @@
-"""Decision trees evaluated from plain arrays, compiled; neither scikit-learn nor LightGBM."""
+"""Decision trees from plain arrays: neither scikit-learn nor LightGBM is needed to ask them."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.routing.compiled import compiled_part, compiled_without_gil
+from controller.predictors.tree_walk import (
+    PackedTrees,
+    PreparedEnds,
+    pack_trees,
+    prepare_ends,
+    sums_of_rows,
+    sums_of_sets,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -33,6 +40,7 @@ class TreeEnsemble:
             when what is missing goes left.
         values: float64[nodes, outputs]; used at leaves.
         n_features: columns of a row.
+        packed: the same trees as they are walked.
     """
 
     roots: IntArray
@@ -43,6 +51,7 @@ class TreeEnsemble:
     missing: IntArray
     values: FloatArray
     n_features: int
+    packed: PackedTrees = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         nodes = self.feature.shape[0]
@@ -60,6 +69,21 @@ class TreeEnsemble:
             # Children behind their parent: so every walk ends, whatever the file says.
             if (side[inner] <= positions).any() or (side[inner] >= nodes).any():
                 raise ValueError("a tree's child does not come after its parent")
+        children = np.concatenate([self.left[inner], self.right[inner], starts])
+        if np.bincount(children, minlength=nodes).max() > 1:
+            raise ValueError("a tree's node has two parents")
+        if (self.missing[inner] & ~7).any():
+            raise ValueError("a tree treats what is missing in an unknown way")
+        packed = pack_trees(
+            self.roots,
+            self.feature,
+            self.threshold,
+            self.left,
+            self.right,
+            self.missing,
+            self.values,
+        )
+        object.__setattr__(self, "packed", packed)
 
     @property
     def n_outputs(self) -> int:
@@ -80,21 +104,9 @@ class TreeEnsemble:
             raise ValueError(
                 f"rows of {rows.shape[-1]} features, but the trees were fitted on {self.n_features}"
             )
-        found = np.zeros((rows.shape[0], self.n_outputs))
-        _add_leaves(
-            rows,
-            self.roots,
-            self.feature,
-            self.threshold,
-            self.left,
-            self.right,
-            self.missing,
-            self.values,
-            found,
-        )
-        return found
+        return sums_of_rows(self.packed, rows)
 
-    def prepare(self, ends: FloatArray) -> "PreparedEnds":
+    def prepare(self, ends: FloatArray) -> PreparedEnds:
         """What is known of the trees when the last columns can only be one of a few.
 
         Many rows differ only in their first columns, a query's, while the last ones, of models on
@@ -110,13 +122,9 @@ class TreeEnsemble:
         first = self.n_features - ends.shape[1]
         if ends.ndim != 2 or first < 0:
             raise ValueError(f"ends of {ends.shape[-1]} columns do not fit {self.n_features}")
-        words = max(1, -(-ends.shape[0] // 64))
-        goes_left = np.zeros((self.feature.shape[0], words), dtype=np.uint64)
-        _part_ends(ends, first, self.feature, self.threshold, self.missing, goes_left)
-        sizes = np.diff(np.append(self.roots, self.feature.shape[0]))
-        return PreparedEnds(ends.shape[0], first, goes_left, int(sizes.max()))
+        return prepare_ends(self.packed, first, ends)
 
-    def sums_of_prepared(self, starts: FloatArray, prepared: "PreparedEnds") -> FloatArray:
+    def sums_of_prepared(self, starts: FloatArray, prepared: PreparedEnds) -> FloatArray:
         """float64[Q, K]: `sums` of each start joined with each end, of the one output.
 
         A tree is walked once a start with the set of ends that get to a node, so that it takes
@@ -135,23 +143,9 @@ class TreeEnsemble:
             raise ValueError("prepared ends serve ensembles of one output")
         if starts.ndim != 2 or starts.shape[1] != prepared.first:
             raise ValueError(f"starts of {starts.shape[-1]} columns, not {prepared.first}")
-        if prepared.goes_left.shape[0] != self.feature.shape[0]:
+        if prepared.packed is not self.packed:
             raise ValueError("these ends were prepared for other trees")
-        found = np.zeros((starts.shape[0], prepared.count))
-        _add_leaves_of_sets(
-            starts,
-            self.roots,
-            self.feature,
-            self.threshold,
-            self.left,
-            self.right,
-            self.missing,
-            self.values,
-            prepared.goes_left,
-            prepared.deepest,
-            found,
-        )
-        return found
+        return sums_of_sets(prepared, starts)
 
     def as_arrays(self) -> dict[str, NDArray[Any]]:
         """For an artifact; `ensemble_from_arrays` reads it back."""
@@ -165,23 +159,6 @@ class TreeEnsemble:
             "values": self.values,
             "n_features": np.array(self.n_features, dtype=np.int64),
         }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedEnds:
-    """How the nodes of an ensemble part a set of last columns; see `TreeEnsemble.prepare`.
-
-    Attributes:
-        count: K.
-        first: columns that are not prepared.
-        goes_left: uint64[nodes, ceil(K / 64)]; the bit of an end is set where it goes left.
-        deepest: nodes of the largest tree: more sets than can wait during a walk.
-    """
-
-    count: int
-    first: int
-    goes_left: NDArray[np.uint64]
-    deepest: int
 
 
 def ensemble_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> TreeEnsemble:
@@ -203,131 +180,6 @@ def ensemble_from_arrays(arrays: Mapping[str, NDArray[Any]]) -> TreeEnsemble:
         )
     except KeyError as error:
         raise ValueError(f"the trees lack the array {error}") from error
-
-
-@compiled_part
-def _is_left(value: float, threshold: float, missing: int) -> bool:
-    kind = missing & 3
-    if kind == 2:
-        is_missing = np.isnan(value)
-    else:
-        if np.isnan(value):
-            value = 0.0
-        # LightGBM's own bound for what counts as zero.
-        is_missing = kind == 1 and -1e-35 <= value <= 1e-35
-    if is_missing:
-        return missing & 4 != 0
-    return value <= threshold
-
-
-@compiled_without_gil
-def _add_leaves(
-    rows: FloatArray,
-    roots: IntArray,
-    feature: IntArray,
-    threshold: FloatArray,
-    left: IntArray,
-    right: IntArray,
-    missing: IntArray,
-    values: FloatArray,
-    found: FloatArray,
-) -> None:
-    # Tree by tree, so that a tree's nodes stay in the nearest cache while all rows pass it.
-    for tree in range(roots.shape[0]):
-        root = roots[tree]
-        for row in range(rows.shape[0]):
-            node = root
-            while feature[node] >= 0:
-                if _is_left(rows[row, feature[node]], threshold[node], missing[node]):
-                    node = left[node]
-                else:
-                    node = right[node]
-            for output in range(values.shape[1]):
-                found[row, output] += values[node, output]
-
-
-@compiled_without_gil
-def _part_ends(
-    ends: FloatArray,
-    first: int,
-    feature: IntArray,
-    threshold: FloatArray,
-    missing: IntArray,
-    goes_left: NDArray[np.uint64],
-) -> None:
-    for node in range(feature.shape[0]):
-        column = feature[node] - first
-        if column < 0:
-            continue
-        for end in range(ends.shape[0]):
-            if _is_left(ends[end, column], threshold[node], missing[node]):
-                goes_left[node, end >> 6] |= np.uint64(1) << np.uint64(end & 63)
-
-
-@compiled_without_gil
-def _add_leaves_of_sets(
-    starts: FloatArray,
-    roots: IntArray,
-    feature: IntArray,
-    threshold: FloatArray,
-    left: IntArray,
-    right: IntArray,
-    missing: IntArray,
-    values: FloatArray,
-    goes_left: NDArray[np.uint64],
-    deepest: int,
-    found: FloatArray,
-) -> None:
-    words = goes_left.shape[1]
-    count = found.shape[1]
-    first = starts.shape[1]
-    one = np.uint64(1)
-    waiting = np.empty(deepest + 1, dtype=np.int32)
-    waiting_sets = np.empty((deepest + 1, words), dtype=np.uint64)
-    members = np.empty(words, dtype=np.uint64)
-    for start in range(starts.shape[0]):
-        for tree in range(roots.shape[0]):
-            waiting[0] = roots[tree]
-            for word in range(words):
-                last = min(64, count - 64 * word)
-                waiting_sets[0, word] = (
-                    ~np.uint64(0) if last == 64 else (one << np.uint64(max(last, 0))) - one
-                )
-            height = 1
-            while height:
-                height -= 1
-                node = waiting[height]
-                for word in range(words):
-                    members[word] = waiting_sets[height, word]
-                while feature[node] >= 0:
-                    column = feature[node]
-                    if column < first:
-                        if _is_left(starts[start, column], threshold[node], missing[node]):
-                            node = left[node]
-                        else:
-                            node = right[node]
-                        continue
-                    some_left = np.uint64(0)
-                    some_right = np.uint64(0)
-                    for word in range(words):
-                        some_left |= members[word] & goes_left[node, word]
-                        some_right |= members[word] & ~goes_left[node, word]
-                    if some_left and some_right:
-                        waiting[height] = right[node]
-                        for word in range(words):
-                            waiting_sets[height, word] = members[word] & ~goes_left[node, word]
-                            members[word] &= goes_left[node, word]
-                        height += 1
-                    node = left[node] if some_left else right[node]
-                value = values[node, 0]
-                for word in range(words):
-                    rest = members[word]
-                    end = word << 6
-                    while rest:
-                        if rest & one:
-                            found[start, end] += value
-                        rest >>= one
-                        end += 1
 
 
 # -- LightGBM's text ------------------------------------------------------------------------------

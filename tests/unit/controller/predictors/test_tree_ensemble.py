@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from controller.bench.drlm import random_trees
 from controller.predictors.tree_ensemble import (
+    LEAF,
     TreeEnsemble,
     ensemble_from_arrays,
     ensemble_from_lightgbm,
@@ -78,6 +79,22 @@ def test_prepared_ends_give_the_sums_of_the_joined_rows_to_the_last_bit(seed, le
     assert found.tolist() == ensemble.sums(joined).reshape(3, count).tolist()
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 20), st.integers(1, 3))
+def test_packed_trees_come_to_the_same_leaves(seed, leaves, outputs):
+    """Against the walk that the arrays' description tells, whatever the order of the nodes."""
+    rng = np.random.default_rng(seed)
+    trees = random_trees(rng, 4, leaves, 3, outputs)
+    for row in rng.normal(size=(5, 3)):
+        expected = np.zeros(outputs)
+        for node in trees.roots:
+            while trees.feature[node] != LEAF:
+                is_left = row[trees.feature[node]] <= trees.threshold[node]
+                node = (trees.left if is_left else trees.right)[node]
+            expected += trees.values[node]
+        assert trees.sums(row[None, :])[0].tolist() == expected.tolist()
+
+
 def test_arrays_come_back():
     ensemble = random_trees(np.random.default_rng(0), 3, 5, 4, 2)
     rows = np.random.default_rng(1).normal(size=(10, 4))
@@ -90,7 +107,9 @@ def test_arrays_come_back():
     [
         ("left", 0, "child does not come after"),
         ("right", 10_000, "child does not come after"),
+        ("left", 2, "two parents"),  # as its right child
         ("feature", 4, "feature that does not exist"),
+        ("missing", 8, "in an unknown way"),
         ("roots", -1, "starts outside"),
     ],
 )
