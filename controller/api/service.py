@@ -11,7 +11,7 @@ import structlog
 
 from controller.api.validation import check_request
 from controller.config import LimitSettings
-from controller.domain.batch import BatchDecision, Placement, Weights
+from controller.domain.batch import BatchDecision, DecisionTotals, Placement, Weights
 from controller.domain.cluster import NodeState
 from controller.domain.node_report import ReportedModel
 from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
@@ -32,10 +32,10 @@ from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState
 from controller.request_manager.decider import Decider, PolicyChoice
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
-from controller.request_manager.records import Account, RequestRecord
+from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.request_manager.refusals import unknown_model_error
 from controller.routing.policy import FallbackCause
-from controller.storage.base import ControllerStore, StorageError
+from controller.storage.base import ControllerStore, StorageError, StoreState
 
 log = structlog.get_logger()
 
@@ -64,6 +64,8 @@ class NodeView:
 
     Attributes:
         models: with the speeds that predictions use now, rather than those first measured.
+        speed_ages_seconds: of each model, how long ago its speed was measured anew or moved by a
+            completion; None if never since the node is known.
     """
 
     node_id: NodeId
@@ -74,6 +76,35 @@ class NodeView:
     goodput_age_seconds: float | None
     health_age_seconds: float | None
     models: tuple[ReportedModel, ...]
+    speed_ages_seconds: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What an operator watches; counts are since this controller started.
+
+    Attributes:
+        running_requests: that have not ended, the waiting ones included.
+        decisions: live batches, by the policy that decided them.
+        fallbacks: requests that another policy decided than the one in force, by the latter and
+            the cause.
+        events: of agents and dispatches that the profiler took in, by kind.
+        learning_waiting, learning_dropped: outcomes that the quality store has yet to take in, and
+            those that found no room to wait.
+        profiled_prompts: None without an embedding model.
+    """
+
+    nodes: tuple[NodeView, ...]
+    waiting_requests: int
+    running_requests: int
+    ended_requests: Mapping[RequestState, int]
+    decisions: Mapping[str, DecisionTotals]
+    fallbacks: Mapping[tuple[str, FallbackCause], int]
+    events: Mapping[str, int]
+    storage: StoreState
+    learning_waiting: int
+    learning_dropped: int
+    profiled_prompts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +380,22 @@ class RouterService:
         """Requests that another policy decided, by the policy in force and the cause."""
         return self._decider.fallbacks
 
+    def figures(self) -> Figures:
+        """Everything that is counted, as it stands now."""
+        return Figures(
+            tuple(self.nodes()),
+            self._manager.waiting_requests,
+            len(self._manager.records.running),
+            self._manager.records.ended,
+            self._manager.decisions,
+            self.policy_fallbacks,
+            self._profiler.events,
+            self._store.state,
+            self._learner.waiting,
+            self._learner.dropped,
+            self._learner.profiled_prompts,
+        )
+
     def set_policy(
         self, policy: str | None, weights: Weights | None, normalisation: str | None
     ) -> PolicyChoice:
@@ -380,4 +427,5 @@ class RouterService:
             tuple(
                 replace(model, calibration=record.calibration_of(model)) for model in record.models
             ),
+            tuple(record.speed_age_seconds(model, now) for model in record.models),
         )

@@ -94,3 +94,20 @@ class BatchDecision:
     batch_size: int
     fallback_reason: str = ""
     predictors: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTotals:
+    """Live batches that one policy has decided."""
+
+    batches: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+
+    def plus(self, decision: BatchDecision) -> "DecisionTotals":
+        """With one more."""
+        return DecisionTotals(
+            self.batches + 1,
+            self.requests + decision.batch_size,
+            self.seconds + decision.decision_seconds,
+        )

@@ -37,7 +37,7 @@ from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
-from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics, CountsFallbacks
+from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics, TellsFigures
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ Item = InferEvent | HttpFailure
 """What the service says of one request; an Account or a failure is the last."""
 
 
-class Router(CountsFallbacks, Protocol):
+class Router(TellsFigures, Protocol):
     """What this door needs of `RouterService`."""
 
     def infer(self, request: InferenceRequest) -> AsyncGenerator[InferEvent, None]:

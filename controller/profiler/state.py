@@ -5,7 +5,7 @@ and `calibration`.
 """
 
 import statistics
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -177,10 +177,14 @@ class _SpeedKey:
 
 @dataclass(slots=True)
 class _Speed:
-    """An estimate, and what the node had reported when it began."""
+    """An estimate, and what the node had reported when it began.
+
+    `confirmed_at` is when it was measured anew or last moved by a completion; None until then.
+    """
 
     reported: Calibration | None
     estimate: SpeedEstimate
+    confirmed_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -273,6 +277,14 @@ class NodeRecord:
         speed = self._speeds.get(self._speed_key(model))
         return None if speed is None else speed.estimate.calibration()
 
+    def speed_age_seconds(self, model: ReportedModel, now: float) -> float | None:
+        """Time since this speed was measured anew or a completion moved it; None if never.
+
+        What a node brings with it may have been measured on any earlier day.
+        """
+        speed = self._speeds.get(self._speed_key(model))
+        return None if speed is None or speed.confirmed_at is None else now - speed.confirmed_at
+
     def key_of(self, model: ReportedModel) -> CalibrationKey:
         """What a speed of this model holds for."""
         attributes = self.hello.attributes
@@ -287,12 +299,10 @@ class NodeRecord:
     def _speed_key(self, model: ReportedModel) -> _SpeedKey:
         return _SpeedKey(self.key_of(model), model.slots)
 
-    def estimate_of(self, model_name: ModelName) -> SpeedEstimate | None:
-        """The estimate of a model that the node has."""
+    def _speed_of(self, model_name: ModelName) -> _Speed | None:
         for model in self.models:
             if model.name == model_name:
-                speed = self._speeds.get(self._speed_key(model))
-                return None if speed is None else speed.estimate
+                return self._speeds.get(self._speed_key(model))
         return None
 
     def story_of(self, model: ModelName) -> _ModelStory:
@@ -313,11 +323,17 @@ class ProfilerState:
         self._nodes: dict[NodeId, NodeRecord] = {}
         self._remembered: OrderedDict[CalibrationKey, KnownCalibration] = OrderedDict()
         self._sessions: OrderedDict[str, tuple[NodeId, ModelName, int]] = OrderedDict()
+        self._events: Counter[type] = Counter()
 
     @property
     def nodes(self) -> dict[NodeId, NodeRecord]:
         """Records by node; to be read only."""
         return self._nodes
+
+    @property
+    def events(self) -> dict[str, int]:
+        """How many events of each kind have come, by the name of its class."""
+        return {kind.__name__: count for kind, count in self._events.items()}
 
     # -- calibrations that outlive their nodes ----------------------------------------------------
 
@@ -352,6 +368,7 @@ class ProfilerState:
 
     def apply(self, event: ProfilerEvent, now: float) -> None:
         """Take in one event; events about unknown nodes are ignored, since they may cross."""
+        self._events[type(event)] += 1
         match event:
             case NodeConnected(hello, is_draining):
                 self._connect(hello, is_draining, now)
@@ -376,7 +393,7 @@ class ProfilerState:
             record.overheads = known.overheads
             record.overhead_seconds = known.overhead_seconds
         self._nodes[hello.node_id] = record
-        self._refresh_speeds(record)
+        self._refresh_speeds(record, now)
 
     def _apply_to(self, record: NodeRecord, event: ProfilerEvent, now: float) -> None:
         match event:
@@ -401,14 +418,14 @@ class ProfilerState:
                 return  # the controller may have ended it, which says nothing about the node
             case ModelsReported(_, models):
                 record.models = models
-                self._refresh_speeds(record)
+                self._refresh_speeds(record, now)
             case HealthReported(_, health):
                 has_new_mode = (
                     record.health is None or record.health.power_mode != health.power_mode
                 )
                 record.health, record.health_at = health, now
                 if has_new_mode:
-                    self._refresh_speeds(record)
+                    self._refresh_speeds(record, now)
                 for speed in record._speeds.values():
                     speed.estimate.set_throttled(bool(health.is_throttled))
             case ProbeReturned(_, seconds, size):
@@ -476,9 +493,10 @@ class ProfilerState:
         if engine_seconds > 0.0 and outside <= _GREATEST_OVERHEAD_SECONDS:
             record.overheads.append(max(outside, 0.0))
             record.overhead_seconds = statistics.median(record.overheads)
-        estimate = record.estimate_of(sent.model)
-        if estimate is None or seen is None:
+        speed = record._speed_of(sent.model)
+        if speed is None or seen is None:
             return
+        speed.confirmed_at, estimate = now, speed.estimate
         read_tokens = usage.prompt_tokens - usage.cached_prompt_tokens
         estimate.observe_energy(
             EnergySample(
@@ -506,9 +524,10 @@ class ProfilerState:
         )
 
     def _learn_prefill(self, record: NodeRecord, seen: PrefillSeen) -> None:
-        estimate = record.estimate_of(seen.model)
-        if estimate is None:
+        speed = record._speed_of(seen.model)
+        if speed is None:
             return
+        estimate = speed.estimate
         speeds = estimate.calibration()
         seconds = seen.seconds / _machine_share(speeds, seen.mean_busy_models)
         if seen.mean_decoding > 0.05:
@@ -534,7 +553,7 @@ class ProfilerState:
         while len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
-    def _refresh_speeds(self, record: NodeRecord) -> None:
+    def _refresh_speeds(self, record: NodeRecord, now: float) -> None:
         """Begin an estimate for each model of a known speed that has none, or a newer measurement.
 
         One that goes on keeps what it has learnt. A model that is being measured keeps its old
@@ -558,7 +577,7 @@ class ProfilerState:
             estimate = SpeedEstimate(for_slots(base, model.slots), model.slots)
             if record.health is not None:
                 estimate.set_throttled(bool(record.health.is_throttled))
-            record._speeds[key] = _Speed(reported, estimate)
+            record._speeds[key] = _Speed(reported, estimate, None if is_first else now)
         record.models_changed()
 
     # -- what goes out ----------------------------------------------------------------------------

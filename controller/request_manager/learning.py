@@ -38,6 +38,16 @@ class Learner:
         self._arrived = asyncio.Event()
         self.dropped = 0
 
+    @property
+    def waiting(self) -> int:
+        """Outcomes that are not learnt yet."""
+        return len(self._waiting)
+
+    @property
+    def profiled_prompts(self) -> int | None:
+        """Prompts that are known; None when nothing can be learnt."""
+        return None if self._predictor is None else self._predictor.profiled_prompts
+
     def finished(self, record: RequestRecord) -> None:
         """Learn the length of an answer that the model or its limit ended."""
         account = record.account

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from controller.config import BatchingSettings, LimitSettings
-from controller.domain.batch import BatchDecision, Placement
+from controller.domain.batch import BatchDecision, DecisionTotals, Placement
 from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FailureKind, FinishReason
 from controller.domain.request import InferenceRequest
@@ -73,6 +73,9 @@ class RequestManager:
         send_cancel: tells a node to stop.
         on_finished: told of each answer that is complete.
         on_closed: told of each request that has ended, however it did.
+
+    Attributes:
+        decisions: batches so far, by the policy that decided them.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class RequestManager:
         self._window: Window | None = None
         self._changed = asyncio.Event()  # or something else that may close the window
         self._is_draining = False
+        self.decisions: dict[str, DecisionTotals] = {}
 
     @property
     def records(self) -> RequestRecords:
@@ -318,6 +322,8 @@ class RequestManager:
             for record in records:
                 self._fail(record, GenerationFailedError("Routing failed inside the controller."))
             return
+        before = self.decisions.get(decision.policy, DecisionTotals())
+        self.decisions[decision.policy] = before.plus(decision)
         log.info(
             "batch.routed",
             batch_id=decision.batch_id,

@@ -1,7 +1,7 @@
 """What `explain` knows of each request, running or finished."""
 
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -87,6 +87,9 @@ class RequestRecords:
     Args:
         kept: finished requests that stay known.
         on_closed: told of each request once it has ended; what it is given changes no more.
+
+    Attributes:
+        ended: how many requests have ended, and how.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class RequestRecords:
         self._on_closed = on_closed
         self._running: dict[RequestId, RequestRecord] = {}
         self._finished: OrderedDict[RequestId, RequestRecord] = OrderedDict()
+        self.ended: Counter[RequestState] = Counter()
 
     @property
     def running(self) -> dict[RequestId, RequestRecord]:
@@ -132,6 +136,7 @@ class RequestRecords:
         if record is None:
             return
         record.state, record.error = state, error
+        self.ended[state] += 1
         self._finished[request_id] = record
         self._on_closed(record)
         while len(self._finished) > self._kept:

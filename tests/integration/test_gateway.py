@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from controller.api.service import RouterService, ServedModel
+from controller.api.service import Figures, RouterService, ServedModel
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, InferenceRequest
 from controller.errors import (
@@ -38,6 +38,7 @@ from controller.request_manager.manager import InferEvent
 from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 from controller.routing.policy import FallbackCause
+from tests.fakes.figures import figures_of
 
 pytestmark = pytest.mark.anyio
 
@@ -103,9 +104,8 @@ class ScriptedRouter:
         finally:
             self.closed.set()
 
-    @property
-    def policy_fallbacks(self) -> dict[tuple[str, FallbackCause], int]:
-        return {("ppo", FallbackCause.OUT_OF_RANGE): 3}
+    def figures(self) -> Figures:
+        return figures_of(fallbacks={("ppo", FallbackCause.OUT_OF_RANGE): 3})
 
     def models(self) -> list[ServedModel]:
         return [
