@@ -98,7 +98,7 @@ test-oldest: models $(OLDEST_VENV)/.installed ## the agent's tests on the oldest
 
 .PHONY: compiled
 compiled: setup ## compile the searches, which takes about a minute the first time
-	@$(BIN)/python -c "from controller.routing.policies import warm_up; warm_up()"
+	@$(BIN)/python -m controller.routing.compile_policies
 
 .PHONY: models
 models: setup ## fetch the small models that tests and the demonstration decode with

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,14 +116,15 @@ async def _serve(
     host, _, _ = settings.server.listen.rpartition(":")
     # A port in use is told before the policies are compiled, which takes a while the first time.
     port = server.bind(settings.server.listen, certificate)
-    await decider.warm_up()
-    release_code(_COMPILER_LIBRARY)  # tens of megabytes, and the policies are ready
-    release_freed_memory()
-    await server.start()
     http_stop = asyncio.Event()
     http_address: str | None = None
     started = time.monotonic()
     try:
+        if not await _finished_before(stop, decider.warm_up):
+            return
+        release_code(_COMPILER_LIBRARY)  # tens of megabytes, and the policies are ready
+        release_freed_memory()
+        await server.start()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(manager.run, name="request-manager")
             tasks.start_soon(sessions.watch_leases, name="lease-watch")
@@ -154,6 +155,22 @@ async def _serve(
     finally:
         keeper.keep_all()
         await server.stop(0)
+
+
+async def _finished_before(stop: asyncio.Event, work: Callable[[], Awaitable[None]]) -> bool:
+    """Whether the work was done before somebody asked the controller to stop."""
+    is_done = False
+
+    async def cancel(scope: anyio.CancelScope) -> None:
+        await stop.wait()
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel, tasks.cancel_scope)
+        await work()
+        is_done = True
+        tasks.cancel_scope.cancel()
+    return is_done
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from controller.errors import InvalidRequestError, NoDestinationError, UnknownPo
 from controller.ids import BatchId, NodeId
 from controller.predictors.fitted_serving import FittedPredictor
 from controller.predictors.serving import QualityPredictor
+from controller.request_manager.compilation import compile_once
 from controller.request_manager.estimates import Estimates, estimate
 from controller.routing.engine_simulation import predicted_finish_seconds
 from controller.routing.evaluator import Terms, evaluate
@@ -289,6 +290,7 @@ class Decider:
 
     async def warm_up(self) -> None:
         """Compile what is compiled at first use, so that the first live batch is not slow."""
+        await compile_once()
         await _in_thread(warm_up)
 
 

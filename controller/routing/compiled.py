@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import binding
 from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -23,6 +25,8 @@ STALE_AFTER_DAYS: Final = 7
 """Code of other versions that nothing has used for so long is removed."""
 
 _FOLDER_NAME: Final = re.compile(r"pointsman-[0-9a-f]{16}")
+
+_MARKS_PREFIX: Final = "for-"
 
 
 def _cache_folder() -> Path | None:
@@ -72,7 +76,7 @@ def _remove_stale(base: Path, current: str) -> None:
                 continue
             if entry.is_symlink() or not entry.is_dir() or entry.stat().st_mtime >= oldest:
                 continue
-            for file in entry.rglob("*.nb[ci]"):
+            for file in [*entry.rglob("*.nb[ci]"), *entry.glob(f"{_MARKS_PREFIX}*/*")]:
                 with contextlib.suppress(OSError):
                     file.unlink()
 
@@ -81,6 +85,25 @@ _FOLDER: Final = _cache_folder()
 if _FOLDER is not None:
     # The package re-exports the module without declaring its settings.
     vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
+
+
+def kept_code() -> Path | None:
+    """A folder for marks on machine code that is kept, whether it exists or not; None if none is.
+
+    Numba reads code back that the same Numba made for the same processor and Python; each such
+    combination has a folder of its own.
+    """
+    if _FOLDER is None:
+        return None
+    made_for = (
+        numba.__version__,
+        sys.implementation.cache_tag,
+        binding.get_process_triple(),
+        binding.get_host_cpu_name(),
+        binding.get_host_cpu_features().flatten(),
+    )
+    digest = hashlib.sha256("\n".join(str(part) for part in made_for).encode()).hexdigest()
+    return _FOLDER / f"{_MARKS_PREFIX}{digest[:16]}"
 
 
 def _compiled(function: Function, **options: bool) -> Function:

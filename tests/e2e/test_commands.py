@@ -124,6 +124,16 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, float]:
     return process.returncode, out, time.monotonic() - started
 
 
+def processes_with(variable: str) -> list[int]:
+    """Processes whose environment has this text in it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
 @pytest.fixture(scope="module")
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     """A controller with one fake agent that is ready."""
@@ -309,6 +319,19 @@ def test_termination_ends_a_controller_in_time(tmp_path: Path) -> None:
         code, out, seconds = ended(controller.process)
     assert (code, out) == (0, "")
     assert seconds < 10.0, "its grace period, with nothing running"
+
+
+def test_termination_ends_a_controller_that_still_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "code"))  # nothing is compiled there yet
+    command = [FOLDER / "edge-controller", "serve", "--data-dir", tmp_path, "--listen", FREE]
+    with running([*command, "--insecure"], tmp_path / "log") as process:
+        until(lambda: "policies.compiling" in (tmp_path / "log").read_text())
+        code, out, seconds = ended(process)
+    assert (code, out) == (0, "")
+    assert seconds < 10.0
+    until(lambda: not processes_with(f"NUMBA_CACHE_DIR={tmp_path}"))
 
 
 def test_tls_from_end_to_end(tmp_path: Path) -> None:

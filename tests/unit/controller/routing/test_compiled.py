@@ -37,6 +37,8 @@ def aged(folder: Path) -> Path:
     (folder / "routing").mkdir(parents=True)
     for name in ("search.nbc", "search.nbi"):
         (folder / "routing" / name).write_bytes(b"code")
+    (folder / "for-0123456789abcdef").mkdir()
+    (folder / "for-0123456789abcdef" / "mark").touch()
     os.utime(folder, (LONG_AGO, LONG_AGO))
     return folder
 
@@ -51,6 +53,7 @@ def test_code_of_other_sources_is_removed_when_nothing_has_used_it_for_days(
     folder = cache_in(tmp_path, monkeypatch)
     assert not (stale / "routing" / "search.nbc").exists()
     assert not (stale / "routing" / "search.nbi").exists()
+    assert not list(stale.glob("for-*/*"))  # marks say that there is code
     assert (recent / "search.nbc").exists()
     assert folder.exists()
 
@@ -95,3 +98,21 @@ def test_base_that_cannot_be_made_is_passed_over(
     blocked.write_text("not a folder")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(blocked))
     assert compiled._cache_folder() is None
+
+
+def test_marks_are_for_one_numba_and_one_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_FOLDER", cache_in(tmp_path, monkeypatch))
+    here = compiled.kept_code()
+    assert here is not None
+    assert here == compiled.kept_code()
+    monkeypatch.setattr(compiled.numba, "__version__", "0.0.1")
+    other_numba = compiled.kept_code()
+    monkeypatch.setattr(compiled.binding, "get_host_cpu_name", lambda: "cortex-a76")
+    assert len({here, other_numba, compiled.kept_code()}) == 3
+
+
+def test_nothing_is_marked_where_no_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_FOLDER", None)
+    assert compiled.kept_code() is None
