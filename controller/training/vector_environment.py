@@ -206,10 +206,13 @@ class VectorEnvironment:
         )
 
     def layout_observation(self) -> LayoutObservation:
-        """What a factorised or flat policy sees."""
+        """What a factorised or flat policy sees; of what no node can serve it sees nothing."""
         layout = self.world.layout
         mask = layout.deployed[None] & self.up[:, None, :]
-        seconds = self.world.seconds[self.query]
+        present = np.stack([self.up[:, each].any(axis=1) for each in self._members], axis=1)
+        servable = self._hosted[None] & present[:, None, :]  # [B, M, K]
+        seconds = np.where(servable, self.world.seconds[self.query], 0.0)
+        quality = np.where(servable.any(axis=2), self.world.quality[self.query], 0.0)
         penalty = None
         if (self.weights[:, 1:3] > 0.0).any():
             there = mask.reshape(self.size, -1)
@@ -221,7 +224,7 @@ class VectorEnvironment:
             penalty = 1.1 * fees.reshape(mask.shape)
         return layout_observation(
             layout,
-            self.world.quality[self.query],
+            quality,
             seconds,
             np.where(self.up, self.waits(), 0.0),
             mask,
