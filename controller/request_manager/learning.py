@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from controller.domain.completion import FinishReason
-from controller.errors import InvalidRequestError
+from controller.errors import InvalidRequestError, QueueFullError
 from controller.memory import release_freed_memory
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
 from controller.request_manager.records import RequestRecord, RequestState
@@ -18,6 +18,7 @@ log = structlog.get_logger()
 _MAX_WAITING: Final = 4096
 _MAX_AT_ONCE: Final = 64
 _MAINTAIN_SECONDS: Final = 3600.0
+_RETRY_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 1.0
 """Outcomes gather this long, so that one write and one embedding call serve many."""
 
@@ -28,14 +29,21 @@ _TELLING: Final = (FinishReason.STOP, FinishReason.LENGTH)
 class Learner:
     """Hands outcomes to the predictor; belongs to the event loop.
 
+    While the disk takes nothing outcomes wait, and are tried again; only when too many wait are
+    further ones dropped, counted and told.
+
     Args:
         predictor: None learns nothing, since there is no embedding model.
+
+    Attributes:
+        dropped: outcomes that found no room to wait.
     """
 
     def __init__(self, predictor: QualityPredictor | None) -> None:
         self._predictor = predictor
         self._waiting: list[Outcome] = []
         self._arrived = asyncio.Event()
+        self._is_dropping = False
         self.dropped = 0
 
     @property
@@ -61,6 +69,7 @@ class Learner:
         Raises:
             InvalidRequestError: the score is outside 0 to 1, the request has not finished well, or
                 this controller does not learn.
+            QueueFullError: too many outcomes wait to be learnt.
         """
         if not 0 <= score_ratio <= 1:
             raise InvalidRequestError(f"score_ratio: 0 to 1, not {score_ratio:g}.")
@@ -79,7 +88,11 @@ class Learner:
                 "This controller does not learn: it has no embedding model. Make one with "
                 "`edge-controller embedding export` and start it anew."
             )
-        self._put(self._outcome(record, score_ratio))
+        if not self._put(self._outcome(record, score_ratio)):
+            raise QueueFullError(
+                "Too many scores wait to be learnt; try again later. The controller's log says "
+                "whether its disk is full."
+            )
 
     def _outcome(self, record: RequestRecord, score_ratio: float | None) -> Outcome:
         account = record.account
@@ -95,14 +108,20 @@ class Learner:
             was_cut=score_ratio is None and reason is FinishReason.LENGTH,
         )
 
-    def _put(self, outcome: Outcome) -> None:
+    def _put(self, outcome: Outcome) -> bool:
+        """Whether it will be learnt."""
         if self._predictor is None:
-            return
+            return False
         if len(self._waiting) >= _MAX_WAITING:
+            if not self._is_dropping:
+                log.error("quality.outcomes_dropped", waiting=_MAX_WAITING, dropped=self.dropped)
+            self._is_dropping = True
             self.dropped += 1
-            return
+            return False
+        self._is_dropping = False
         self._waiting.append(outcome)
         self._arrived.set()
+        return True
 
     async def run(self) -> None:
         """Learn until cancelled."""
@@ -118,15 +137,23 @@ class Learner:
                 continue
             await asyncio.sleep(_PAUSE_SECONDS)
             self._arrived.clear()
-            await self.drain()
+            if not await self.drain():
+                await asyncio.sleep(_RETRY_SECONDS)
+                self._arrived.set()
 
-    async def drain(self) -> None:
-        """Learn what waits now; also at the end, when nothing new comes."""
+    async def drain(self) -> bool:
+        """Learn what waits now; also at the end, when nothing new comes.
+
+        Returns:
+            False when the store could not be written; what was not learnt waits still.
+        """
         loop = asyncio.get_running_loop()
         while self._predictor is not None and self._waiting:
             outcomes = self._waiting[:_MAX_AT_ONCE]
-            await loop.run_in_executor(None, self._learn, self._predictor, outcomes)
+            if not await loop.run_in_executor(None, self._learn, self._predictor, outcomes):
+                return False
             del self._waiting[: len(outcomes)]  # only now, so that a cancel loses nothing
+        return True
 
     @staticmethod
     def _maintain(predictor: QualityPredictor) -> None:
@@ -141,10 +168,13 @@ class Learner:
         release_freed_memory()  # building an index takes as much again as the store
 
     @staticmethod
-    def _learn(predictor: QualityPredictor, outcomes: list[Outcome]) -> None:
+    def _learn(predictor: QualityPredictor, outcomes: list[Outcome]) -> bool:
+        """Whether they need not be tried again."""
         try:
             predictor.learn(outcomes)
         except QualityFilesError as error:
             log.error("quality.not_kept", outcomes=len(outcomes), error=str(error))
+            return False
         except Exception:
             log.exception("quality.not_learned", outcomes=len(outcomes))
+        return True

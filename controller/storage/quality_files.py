@@ -12,13 +12,12 @@ one and only then names it, so a crash at any moment loses nothing that was ackn
 index that is damaged, or out of step with the records, is left alone and built anew from them.
 """
 
+import itertools
 import json
 import os
 import shutil
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import IO, Any, Final
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from controller.predictors.neighbour_index import FLAT_UP_TO, GraphIndex
@@ -38,6 +38,9 @@ from controller.profiler.quality_store import (
 from controller.profiler.store_contents import InvalidRecordError, StoreContents
 from controller.storage.digests import file_digest
 from controller.storage.folder_lock import lock_file
+from controller.storage.quality_journal import frame, read_journal
+
+log = structlog.get_logger()
 
 SCHEMA_VERSION: Final = 1
 
@@ -45,9 +48,6 @@ _TIMES: Final = "seen_times"
 """An array that generations of before lack; what they hold counts as seen when it is read."""
 
 _ARRAYS: Final = ("digests", "embeddings", "scores", "score_counts", "tokens", "token_counts")
-_FRAME: Final = struct.Struct("<4sII")
-_MAGIC: Final = b"PQR1"
-_LONGEST_FRAME_BYTES: Final = 1 << 20
 
 
 class QualityFilesError(Exception):
@@ -127,14 +127,18 @@ class QualityFolder:
                     "restore a copy of the folder or move it away"
                 ) from error
         journal = self._journal_path(self._generation)
-        records, good_bytes, is_cut_short = _read_journal(journal)
-        size = journal.stat().st_size if journal.exists() else 0
+        if contents is not None and not journal.exists():
+            raise QualityFilesError(
+                f"{journal} is missing, and with it what came since {_name(self._generation)}; "
+                "restore it, or make an empty file of this name to go on without"
+            )
+        found = read_journal(journal)
         set_aside = None
-        if good_bytes < size and not is_cut_short:
-            set_aside = journal.with_suffix(".damaged")
+        if found.is_damaged:
+            set_aside = _unused(journal.with_suffix(".damaged"))
             shutil.copyfile(journal, set_aside)
         taken = 0
-        for record, seen_time in records:
+        for record, seen_time in found.records:
             try:
                 self.store.add([record], seen_time)
             except InvalidRecordError as error:
@@ -144,16 +148,25 @@ class QualityFolder:
                 ) from error
             taken += 1
         self._journal = journal.open("r+b" if journal.exists() else "w+b")
-        self._journal.truncate(good_bytes)
-        self._journal.seek(good_bytes)
+        self._journal.truncate(found.good_bytes)
+        self._journal.seek(found.good_bytes)
         self._journal_records = taken
         _remove_other_generations(self._folder, self._generation)
         self.report = LoadReport(
             prompts=len(self.store),
             journal_records=taken,
-            lost_tail_bytes=size - good_bytes if is_cut_short else 0,
+            lost_tail_bytes=found.cut_bytes,
             set_aside=set_aside,
         )
+        if set_aside is not None:
+            log.error(
+                "quality.journal_damaged",
+                kept_records=taken,
+                set_aside=str(set_aside),
+                hint="what lies behind the damage is in that copy only",
+            )
+        elif found.cut_bytes:
+            log.warning("quality.write_cut_short", bytes=found.cut_bytes, kept_records=taken)
 
     def __enter__(self) -> "QualityFolder":
         return self
@@ -186,7 +199,7 @@ class QualityFolder:
         """
         now = time.time() if seen_time is None else seen_time
         with self._lock:
-            frames = b"".join(_frame(record, now) for record in self._checked(records))
+            frames = b"".join(frame(record, now) for record in self._checked(records))
             self._require_journal()
             start = self._journal.tell()
             try:
@@ -378,63 +391,6 @@ def _write_generation(folder: Path, generation: int, store: QualityStore) -> Non
     _write_atomically(path / "manifest.json", json.dumps(manifest, indent=1).encode())
 
 
-def _frame(record: QualityRecord, seen_time: float) -> bytes:
-    head = json.dumps(
-        {
-            "digest": record.prompt_digest.hex(),
-            "destination": record.destination,
-            "model": record.model,
-            "score": record.score,
-            "output_tokens": record.output_tokens,
-            "was_cut": record.was_cut,
-            "seen_time": seen_time,
-        }
-    ).encode()
-    body = struct.pack("<I", len(head)) + head
-    body += np.asarray(record.embedding, dtype="<f4").tobytes()
-    return _FRAME.pack(_MAGIC, len(body), zlib.crc32(body)) + body
-
-
-def _read_journal(path: Path) -> tuple[list[tuple[QualityRecord, float]], int, bool]:
-    """Its records and when they came, their bytes, and whether what follows was cut short."""
-    records: list[tuple[QualityRecord, float]] = []
-    if not path.exists():
-        return records, 0, False
-    good = 0
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        while start := file.read(_FRAME.size):
-            if len(start) < _FRAME.size:
-                return records, good, True
-            magic, length, checksum = _FRAME.unpack(start)
-            if magic != _MAGIC or length > _LONGEST_FRAME_BYTES:
-                return records, good, False
-            body = file.read(length)
-            if len(body) < length:
-                return records, good, True
-            if zlib.crc32(body) != checksum:
-                # Pages of the last write may reach the disk in any order before a power cut.
-                return records, good, file.tell() == size
-            records.append(_record(body))
-            good = file.tell()
-    return records, good, False
-
-
-def _record(body: bytes) -> tuple[QualityRecord, float]:
-    (length,) = struct.unpack_from("<I", body)
-    head = json.loads(body[4 : 4 + length])
-    record = QualityRecord(
-        prompt_digest=bytes.fromhex(head["digest"]),
-        embedding=np.frombuffer(body, dtype="<f4", offset=4 + length),
-        destination=head["destination"],
-        model=head["model"],
-        score=head["score"],
-        output_tokens=head["output_tokens"],
-        was_cut=head.get("was_cut", False),  # journals of before did not keep such answers
-    )
-    return record, head.get("seen_time", time.time())  # nor when they came
-
-
 def _remove_other_generations(folder: Path, kept: int) -> None:
     for path in folder.glob("generation-*"):
         if path.name != _name(kept):
@@ -452,6 +408,12 @@ def _locked(path: Path) -> IO[bytes]:
         raise QualityFilesError(
             f"{path.parent} is in use by another process; stop it or name another folder"
         ) from None
+
+
+def _unused(path: Path) -> Path:
+    """The path, or the first with a number behind it, that nothing has yet."""
+    paths = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain((path,), paths) if not one.exists())
 
 
 def _write_atomically(path: Path, text: bytes) -> None:

@@ -101,18 +101,47 @@ def test_a_write_cut_short_is_dropped_and_reported(tmp_path: Path, cut_bytes: in
         assert folder.report.lost_tail_bytes == 0
 
 
-def test_a_journal_damaged_in_the_middle_is_set_aside_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["in the text", "in a length"])
+def test_a_journal_damaged_in_the_middle_is_set_aside_whole_and_told(
+    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also when the damage makes the frame seem to reach beyond the end, like one cut short."""
     with opened(tmp_path) as folder:
         for prompt in range(3):
             folder.append([record(prompt)])
     journal = journal_of(tmp_path)
-    data = bytearray(journal.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    whole = journal.read_bytes()
+    data = bytearray(whole)
+    frame_bytes = len(whole) // 3
+    if where == "in the text":
+        data[len(data) // 2] ^= 0xFF
+    else:
+        data[frame_bytes + 5] ^= 0x40  # of the second frame's length, in thousands of bytes
     journal.write_bytes(data)
     with opened(tmp_path) as folder:
         assert len(folder.store) == 1
         assert folder.report.set_aside is not None
         assert folder.report.set_aside.read_bytes() == data
+        assert "quality.journal_damaged" in capsys.readouterr().out
+    journal.write_bytes(whole[:frame_bytes] + b"?" + whole[frame_bytes:])
+    with opened(tmp_path) as folder:
+        assert folder.report.set_aside is not None
+        aside = {path.name for path in folder.report.set_aside.parent.glob("*.damaged*")}
+        assert len(aside) == 2, "the earlier copy is still there"
+
+
+def test_a_journal_that_is_missing_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as folder:
+        folder.append([record(1)])
+        folder.compact()
+        folder.append([record(2)])
+    journal = journal_of(tmp_path)
+    moved = journal.rename(journal.with_name("elsewhere"))
+    with pytest.raises(QualityFilesError, match=f"{journal.name} is missing.*restore it"):
+        opened(tmp_path)
+    moved.rename(journal)
+    with opened(tmp_path) as folder:
+        assert len(folder.store) == 2
 
 
 @pytest.mark.parametrize("name", ["embeddings.npy", "scores.npy", "manifest.json"])

@@ -15,14 +15,14 @@ from controller.domain.batch import Weights
 from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import InferenceRequest, Sampling
-from controller.errors import InvalidRequestError
+from controller.errors import InvalidRequestError, QueueFullError
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.predictors.embedding import FloatArray
 from controller.predictors.serving import Outcome, QualityPredictor, destination_key
 from controller.request_manager.decider import Decider
 from controller.request_manager.learning import Learner
 from controller.request_manager.records import Account, RequestRecord, RequestState
-from controller.storage.quality_files import QualityFolder
+from controller.storage.quality_files import QualityFilesError, QualityFolder
 from tests.unit.controller.request_manager.test_decider import fleet
 
 pytestmark = pytest.mark.anyio
@@ -192,6 +192,51 @@ async def test_learning_goes_on_by_itself(predictor: QualityPredictor) -> None:
         while predictor.profiled_prompts == 0:
             await asyncio.sleep(0.01)
     task.cancel()
+
+
+async def test_outcomes_wait_while_the_disk_is_full_and_are_learnt_once_it_is_not(
+    predictor: QualityPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_full = True
+    learn = predictor.learn
+
+    def learn_if_possible(outcomes: Sequence[Outcome]) -> None:
+        if is_full:
+            raise QualityFilesError("No space left on device")
+        learn(outcomes)
+
+    monkeypatch.setattr(predictor, "learn", learn_if_possible)
+    monkeypatch.setattr("controller.request_manager.learning._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("controller.request_manager.learning._RETRY_SECONDS", 0.01)
+    learner = Learner(predictor)
+    learner.judged(record("Algebra one"), 1.0)
+    learner.finished(record("Geometry one"))
+    assert not await learner.drain()
+    assert learner.waiting == 2
+    task = asyncio.create_task(learner.run())
+    await asyncio.sleep(0.05)
+    assert (learner.waiting, predictor.profiled_prompts) == (2, 0)
+    is_full = False
+    with anyio.fail_after(20):
+        while learner.waiting:
+            await asyncio.sleep(0.01)
+    assert predictor.profiled_prompts == 2
+    task.cancel()
+
+
+async def test_score_that_finds_no_room_to_wait_is_refused_and_never_lost_unheard(
+    predictor: QualityPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.request_manager.learning._MAX_WAITING", 2)
+    learner = Learner(predictor)
+    for name in ("one", "two", "three"):
+        learner.finished(record(f"Algebra{name} 1"))
+    with pytest.raises(QueueFullError, match="try again later"):
+        learner.judged(record("Algebra one"), 1.0)
+    assert (learner.waiting, learner.dropped) == (2, 2)
+    assert await learner.drain()
+    learner.judged(record("Algebra one"), 1.0)
+    assert learner.waiting == 1
 
 
 async def test_maintenance_at_the_start_is_harmless_in_a_small_store(
