@@ -64,15 +64,15 @@ def _chooses_questions(command: Decorated) -> Decorated:
                 type=text,
                 multiple=True,
                 metavar="[FORMAT=]FILE",
-                help="Questions: GSM8K, MMLU, TruthfulQA, CommonsenseQA as published, or a JSONL "
-                "of your own; may be given again. docs/profiling-data.md describes them.",
+                help="Questions: GSM8K, MMLU, MMLU-Pro, TruthfulQA, CommonsenseQA as published, or "
+                "a JSONL of your own; may be given again. docs/profiling-data.md describes them.",
             ),
             click.option(
                 "--format",
                 "format",
                 default="auto",
                 show_default=True,
-                help="Of every file: gsm8k, mmlu, truthfulqa, truthfulqa-generation, "
+                help="Of every file: gsm8k, mmlu, mmlu-pro, truthfulqa, truthfulqa-generation, "
                 "commonsenseqa or jsonl.",
             ),
             click.option(

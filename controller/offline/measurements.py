@@ -45,8 +45,8 @@ class Measurement:
         kind: "profiled" when the destination was pinned and every destination got the question;
             "routed" when the policy in force chose it.
         measured_time: when the answer was complete, Unix seconds of the profiling machine.
-        workload: name of the question set: "gsm8k", "mmlu", "truthfulqa", "commonsenseqa", or a
-            file's name.
+        workload: name of the question set: "gsm8k", "mmlu", "mmlu-pro", "truthfulqa",
+            "commonsenseqa", or a file's name.
         question_id: unique in its workload, stable over runs.
         question_class: topic that the workload gives: MMLU's subject, TruthfulQA's category;
             the workload's name where it gives none.

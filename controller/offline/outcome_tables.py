@@ -46,7 +46,7 @@ def read_outcomes(path: Path, questions: Sequence[Question] = ()) -> tuple[list[
     Args:
         path: .csv or .csv.gz.
         questions: of the table's rows, when it has no prompts itself; told apart by `index` (row
-            of the file) and, where there is one, `subject`.
+            of the file) or `question_id` and, where there is one, `subject`.
 
     Raises:
         OutcomeTableError: it is missing, damaged, of another form, or a cell is no score.
@@ -81,8 +81,8 @@ def _read(path: Path, questions: Sequence[Question]) -> tuple[list[TableOutcome]
     if not scores:
         raise OutcomeTableError(
             f"{path}: no table that is known: it needs the columns prompt, model and score; or "
-            "prompt and MODEL|score of each model; or index and a column of each model, with "
-            "--questions naming the file of the questions"
+            "prompt and MODEL|score of each model; or index or question_id and a column of each "
+            "model, with --questions naming the file of the questions"
         )
     has_prompts = "prompt" in columns
     texts = {} if has_prompts else _texts(questions)
@@ -119,10 +119,11 @@ def _texts(questions: Sequence[Question]) -> dict[tuple[str, str], str]:
 
 
 def _text_of(row: Mapping[str, str], texts: Mapping[tuple[str, str], str], where: str) -> str:
-    key = (row.get("subject", ""), row.get("index", ""))
+    number = "index" if "index" in row else "question_id"
+    key = (row.get("subject", ""), row.get(number, ""))
     if key not in texts:
         raise OutcomeTableError(
-            f"{where}: no question has index {key[1]!r}"
+            f"{where}: no question has {number} {key[1]!r}"
             + (f" of subject {key[0]!r}" if key[0] else "")
             + "; do the table and --questions belong together?"
         )

@@ -237,6 +237,22 @@ def _mmlu(line: _Line, path: Path, seed: int) -> Question:
     )
 
 
+def _mmlu_pro(line: _Line, path: Path, seed: int) -> Question:
+    options = _field(line, "options")
+    if not isinstance(options, list) or not all(isinstance(text, str) for text in options):
+        raise _BadLine("'options' must be a list of texts")
+    if len(options) > len(_LABELS):
+        raise _BadLine(f"'options' must be at most {len(_LABELS)}")
+    choices = tuple(Choice(label, text) for label, text in zip(_LABELS, options, strict=False))
+    return Question(
+        workload="mmlu-pro",
+        question_id=str(_field(line, "question_id")),
+        question_class=_text(line, "category"),
+        messages=asked_for_choice(_text(line, "question"), choices),
+        key=Key(Grader.CHOICE, (_text(line, "answer").strip(),), choices=choices),
+    )
+
+
 def _commonsenseqa(line: _Line, path: Path, seed: int) -> Question:
     asked = _field(line, "question")
     try:
@@ -403,6 +419,7 @@ _READERS: Final[
     "mmlu": (_mmlu_lines, _mmlu),
     "truthfulqa": (_csv_lines, _truthfulqa_choices),
     "truthfulqa-generation": (_csv_lines, _truthfulqa_generation),
+    "mmlu-pro": (_json_lines, _mmlu_pro),
     "commonsenseqa": (_json_lines, _commonsenseqa),
     "jsonl": (_json_lines, _own),
 }
@@ -434,21 +451,25 @@ def _detect(path: Path) -> str:
     if found is None:
         raise WorkloadError(
             f"{path}: no format that is known by its first line; name one with --format: "
-            f"{', '.join(FORMATS)}"
+            f"{', '.join(FORMATS)}. A table of outcomes is not asked but taken in, by "
+            "`edge-controller profile import`."
         )
     return found
 
 
 def _detect_json(first: str) -> str | None:
     try:
-        keys = set(json.loads(first))
+        fields = json.loads(first)
     except (json.JSONDecodeError, RecursionError):
         return "jsonl"  # its reader says what is wrong with the line
+    keys = set(fields)
     if {"answerKey", "question"} <= keys:
         return "commonsenseqa"
     if {"prompt", "messages"} & keys:
         return "jsonl"
-    return "gsm8k" if {"question", "answer"} <= keys else None
+    if {"question_id", "question", "options", "answer"} <= keys:
+        return "mmlu-pro"
+    return "gsm8k" if "question" in keys and "####" in str(fields.get("answer")) else None
 
 
 def _detect_table(columns: list[str]) -> str | None:

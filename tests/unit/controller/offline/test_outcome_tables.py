@@ -80,3 +80,9 @@ def test_published_tables_are_read_to_the_last_cell() -> None:
     questions = read_workload(published("gsm8k/test.jsonl"))
     outcomes, blank = read_outcomes(joined, questions)
     assert (len(outcomes), blank) == (1319 * 69 - 638, 638)
+    questions = read_workload(published("mmlu-pro-outcomes/mmlu_pro_questions.jsonl.gz"))
+    outcomes, blank = read_outcomes(
+        published("mmlu-pro-outcomes/mmlu_pro_correct.csv.gz"), questions
+    )
+    assert len({outcome.prompt for outcome in outcomes}) <= len(questions) == 12_032
+    assert len(outcomes) + blank == 12_032 * len({outcome.model for outcome in outcomes})

@@ -60,6 +60,20 @@ def test_mmlu_is_read_in_one_file_or_a_subjects_own(tmp_path: Path, has_header: 
     assert "\nA) a\nB) b\nC) c\nD) d\n" in question.text
 
 
+def test_mmlu_pro_has_as_many_options_as_it_likes(tmp_path: Path) -> None:
+    known = {"question_id": 70, "category": "law", "question": "Which?", "answer": "J"}
+    options = [f"option {n}" for n in range(10)]
+    path = tmp_path / "test.jsonl"
+    path.write_text(lines({**known, "options": options, "answer_index": 9}))
+    (question,) = read_workload(path)
+    assert (question.workload, question.question_id) == ("mmlu-pro", "70")
+    assert (question.question_class, question.key.expected) == ("law", ("J",))
+    assert "\nI) option 8\nJ) option 9\n" in question.text
+    path.write_text(lines({**known, "options": options[:9]}))
+    with pytest.raises(WorkloadError, match="line 1: the right answer J is no label"):
+        read_workload(path)
+
+
 def test_commonsenseqa_keeps_its_labels(tmp_path: Path) -> None:
     choices = [{"label": label, "text": f"place {label}"} for label in "ABCDE"]
     path = tmp_path / "dev.jsonl"
@@ -216,12 +230,20 @@ def test_sample_is_drawn_by_the_seed_and_keeps_the_order(tmp_path: Path) -> None
         ("mmlu/mmlu_test.csv.gz", 14042, 57),
         ("truthfulqa/TruthfulQA.csv", 817, 38),
         ("commonsenseqa/dev_rand_split.jsonl", 1221, 1),
+        ("mmlu-pro-outcomes/mmlu_pro_questions.jsonl.gz", 12_032, 14),
     ],
 )
 def test_published_files_are_read_to_the_last_question(file: str, count: int, classes: int) -> None:
     questions = read_workload(published(file))
     assert len(questions) == count
     assert len({question.question_class for question in questions}) == classes
+
+
+@pytest.mark.data
+def test_table_of_outcomes_is_sent_to_where_it_is_taken_in() -> None:
+    table = published("routerbench-subset/routerbench_arc_mbpp_winogrande.csv.gz")
+    with pytest.raises(WorkloadError, match="`edge-controller profile import`"):
+        read_workload(table)
 
 
 @pytest.mark.data
