@@ -31,7 +31,10 @@ _FORMATS: Final = {
 
 
 def condition_tables(results: ConditionResults) -> str:
-    """Markdown: a table a condition, each quantity beside its changes and 95 % intervals."""
+    """Markdown: each quantity beside its changes and their 95 % intervals.
+
+    A table a policy where only weights differ, else a table a condition.
+    """
     plan = results.plan
     against = ", then ".join(plan.against) or f"its own under {plan.conditions[0].name}"
     lines = [
@@ -42,18 +45,19 @@ def condition_tables(results: ConditionResults) -> str:
     ]
     if plan.bound_by:
         lines += [*_claims_kept(results), *_bounds(results)]
-    for condition in plan.conditions:
+    table, line = ("policy", "condition") if plan.varies_weights else ("condition", "policy")
+    for title in dict.fromkeys(getattr(row, table) for row in results.rows):
         names = [_HEADINGS.get(name, name.replace("_", " ")) for name in plan.columns]
         lines += [
-            f"## {condition.name}",
+            f"## {title}",
             "",
-            "| policy | " + " | ".join(names) + " |",
+            f"| {line} | " + " | ".join(names) + " |",
             "| --- |" + " ---: |" * len(names),
         ]
         for row in results.rows:
-            if row.condition == condition.name:
+            if getattr(row, table) == title:
                 cells = [_cell(row, name) for name in plan.columns]
-                lines.append(f"| {row.policy} | " + " | ".join(cells) + " |")
+                lines.append(f"| {getattr(row, line)} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
 

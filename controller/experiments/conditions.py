@@ -1,7 +1,7 @@
 """Policies under other weights, and on a fleet whose nodes come and go."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,13 +44,16 @@ class Condition:
 class Plan:
     """What is compared.
 
+    Where conditions differ in weights alone, a policy that heeds none is run under the base only.
+
     Attributes:
         name: of the experiment.
         contenders: whom; learned ones that are not trained are left out.
         conditions: under what; the first is the base.
         load: what arrives in each.
-        against: labels of those whom all are compared with under the same condition; without any,
-            a policy is compared with itself under the base.
+        against: labels of those whom all are compared with under the same condition, or the base
+            if these are not run there; without any, a policy is compared with itself under the
+            base.
         compared: in which quantities.
         columns: of the table.
         bound_by: policies whose inference, as much shorter as DRLM's paper claims, limits what
@@ -65,6 +68,19 @@ class Plan:
     compared: tuple[str, ...]
     columns: tuple[str, ...]
     bound_by: tuple[str, ...] = ()
+
+    @property
+    def varies_weights(self) -> bool:
+        """Whether the conditions differ in weights alone."""
+        return all(
+            replace(each.circumstances, weights=DRLM_WEIGHTS) == Circumstances()
+            for each in self.conditions
+        )
+
+    def takes_part(self, contender: Contender, condition: Condition) -> bool:
+        """Whether the contender is run under the condition."""
+        is_base = condition == self.conditions[0]
+        return is_base or contender.heeds_weights or not self.varies_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ def mixed_weights(energy: float = 0.0, cost: float = 0.0) -> tuple[float, float,
 
 
 _SHARES: Final = (0.1, 0.25, 0.5)
-_TIME_SHARES: Final = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+_TIME_SHARES: Final = (0.35, 0.5, 0.7, 0.9, 0.95, 0.97, 0.98)
 
 RIVALS: Final = ("optllm", "routellm")
 """Whom DRLM's paper claims shorter inference and waits than."""
@@ -210,7 +226,12 @@ def run_plan(
             f"{setting.artifacts}: holds no readable {wanted}; name the --out of "
             "`edge-controller train`"
         )
-    keys = [(condition, each) for condition in plan.conditions for each in contenders]
+    keys = [
+        (condition, each)
+        for condition in plan.conditions
+        for each in contenders
+        if plan.takes_part(each, condition)
+    ]
     parts = [Part(each, plan.load, condition.circumstances) for condition, each in keys]
     found = run_parts(setting, parts, seeds, kept, jobs, progress)
     runs = {
@@ -254,9 +275,12 @@ def _differences(
     plan: Plan, runs: dict[tuple[str, str], list[RunFigures]], key: tuple[str, str]
 ) -> dict[str, dict[str, Difference]]:
     condition, policy = key
-    others = {label: (condition, label) for label in plan.against} or {
-        policy: (plan.conditions[0].name, policy)
+    base = plan.conditions[0].name
+    others = {
+        label: (condition if (condition, label) in runs else base, label) for label in plan.against
     }
+    if not others:
+        others = {policy: (base, policy)}
 
     def values(of: tuple[str, str], metric: str) -> np.ndarray:
         return np.array([getattr(run, metric) for run in runs[of]])

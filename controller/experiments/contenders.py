@@ -40,6 +40,11 @@ class Contender:
     is_spread: bool = False
     training_seed: int | None = None
 
+    @property
+    def heeds_weights(self) -> bool:
+        """Whether what it decides depends on the weights of the objective."""
+        return self.policy in ("ppo-set", "ppo-set-strangers", "memetic", "cema")
+
     def folder(self, artifacts: Path) -> Path:
         """Of the learned policy's artifact, in the folder of all."""
         return training_folder(artifacts, self.training_seed) / self.policy

@@ -69,8 +69,8 @@ def test_weight_on_energy_or_money_saves_it_where_the_policy_heeds_weights(
     base, set_policy = "DRLM's weights", "ppo-set"
     for name, quantity in (("energy 0.5", "energy_joules"), ("money 0.5", "cost_usd")):
         assert means[name, set_policy][quantity] < means[base, set_policy][quantity]
-        # It looks at quality and latency alone, whatever it is told.
-        assert means[name, "greedy-reward"][quantity] == means[base, "greedy-reward"][quantity]
+        # It looks at quality and latency alone, whatever it is told: once is enough.
+        assert (name, "greedy-reward") not in means
     by_row = {(row.condition, row.policy): row.differences for row in results.rows}
     assert by_row[base, set_policy] == {}
     assert by_row["energy 0.5", set_policy][set_policy]["energy_joules"].change < 0.0
@@ -102,7 +102,9 @@ def test_files_and_table_have_every_row(setting: Setting, tmp_path: Path) -> Non
     assert len(found["rows"]) == len(found["runs"]) == len(results.rows)
     with (tmp_path / "table.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(results.rows)
-    assert condition_tables(results).count("| ppo-set |") == len(results.plan.conditions)
+    table = condition_tables(results).split("## ppo-set")[1].split("##")[0]
+    for condition in results.plan.conditions:
+        assert f"| {condition.name} |" in table
 
 
 def test_a_folder_without_policies_is_refused(setting: Setting, tmp_path: Path) -> None:
@@ -122,20 +124,22 @@ def test_more_weight_on_time_buys_seconds_for_quality_within_the_bound(setting: 
     assert last["quality"] < first["quality"]
     by_row = {(row.condition, row.policy): row.differences for row in results.rows}
     assert set(by_row["time 0.9", "ppo-set"]) == {"optllm", "routellm"}
-    assert set(by_row["time 0.9", "optllm"]) == {"routellm"}
+    base = results.plan.conditions[0].name
+    assert set(by_row[base, "optllm"]) == {"routellm"}
+    assert ("time 0.9", "optllm") not in by_row
     # A shorter limit never has better quality.
     bounds = dict(results.bounds)
     assert bounds["38 % less than routellm's"].quality <= bounds["routellm's"].quality
     assert bounds["routellm's"].quality <= bounds["no limit"].quality
     claims = condition_tables(results).split("## DRLM's claims, together")[1].split("##")[0]
     assert "| time 0.98 | ppo-set |" in claims
-    assert "| time 0.98 | optllm |" not in claims  # not compared with itself
+    assert f"| {base} | optllm |" not in claims  # not compared with itself
 
 
 def test_the_commands_print_their_tables_and_go_on_where_they_were(
     setting: Setting, tmp_path: Path
 ) -> None:
-    told = {"weights": "## money 0.5", "churn": "## all stay", "seconds": "## time 0.98"}
+    told = {"weights": "| money 0.5 |", "churn": "## all stay", "seconds": "| time 0.98 |"}
     for name, said in told.items():
         arguments = ["--artifacts", str(setting.artifacts), "--out", str(tmp_path / name)]
         few = ["--requests", "3", "--runs", "1", "--jobs", "1"]
