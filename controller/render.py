@@ -22,6 +22,12 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
+def _quality_basis(candidate: router_pb2.Candidate) -> str:
+    """Such as "57 neighbours" or "prior"."""
+    count = candidate.quality_count
+    return f"{count} {candidate.quality_source}" if count else candidate.quality_source
+
+
 def _number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
@@ -115,7 +121,7 @@ def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> 
             mark,
             candidate.node_id,
             candidate.model,
-            f"{candidate.quality_ratio:.3f} ({candidate.quality_source})",
+            f"{candidate.quality_ratio:.3f} ({_quality_basis(candidate)})",
             _number(candidate.energy_joules),
             _number(candidate.cost_usd),
             _number(candidate.latency_seconds)

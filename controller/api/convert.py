@@ -149,6 +149,7 @@ def _candidate_to_proto(candidate: Candidate) -> router_pb2.Candidate:
         refusal=candidate.refusal or "",
         quality_source=candidate.quality_source,
         latency_source=candidate.latency_source,
+        quality_count=candidate.quality_count,
     )
 
 

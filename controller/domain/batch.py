@@ -40,7 +40,8 @@ class Candidate:
 
     `prefill_seconds` is the part of `work_seconds` that reads the prompt, of which
     `predicted_prompt_tokens` are not held from an earlier turn. `latency_source` says where
-    `latency_seconds` comes from when fitted predictors were asked.
+    `latency_seconds` comes from when fitted predictors were asked. `quality_count` is how many
+    outcomes `quality_ratio` rests on: similar prompts, or all scores of a mean; 0 for a prior.
     """
 
     node_id: NodeId
@@ -58,6 +59,7 @@ class Candidate:
     predicted_prompt_tokens: float = 0.0
     prefill_seconds: float = 0.0
     latency_source: str = ""
+    quality_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

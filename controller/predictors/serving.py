@@ -66,12 +66,14 @@ class Predictions:
         output_tokens: float64[R, D]; mean within each request's max_tokens.
         median_tokens: float64[R, D]; the same for the median.
         quality_source: int64[R, D]; see `source_label`.
+        quality_count: int64[R, D]; neighbours or scores behind each quality, 0 for a prior.
     """
 
     quality: FloatArray
     output_tokens: FloatArray
     median_tokens: FloatArray
     quality_source: IntArray
+    quality_count: IntArray
 
 
 def source_label(code: int) -> str:
@@ -158,7 +160,9 @@ class QualityPredictor:
         lengths = answer_lengths(
             evidence, limits, length_prior(destinations, limits), self._shrinkage
         )
-        return Predictions(quality.value, lengths.mean, lengths.median, quality.source)
+        return Predictions(
+            quality.value, lengths.mean, lengths.median, quality.source, quality.count
+        )
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """float32[n, 384]; prompts that were embedded lately are remembered."""

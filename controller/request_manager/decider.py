@@ -440,4 +440,5 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
         refusal=refusal,
         latency_source=estimates.latency_source(r, d),
+        quality_count=estimates.quality_count(r, d, destination.quality_count),
     )

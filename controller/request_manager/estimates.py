@@ -81,6 +81,14 @@ class Estimates:
             return source_label(int(self.similar.quality_source[request, column]))
         return otherwise
 
+    def quality_count(self, request: int, column: int, otherwise: int) -> int:
+        """Outcomes behind a quality; 0 for one of a class table, which does not tell."""
+        if self.told is not None and not np.isnan(self.told.quality[request, column]):
+            return 0
+        if self.similar is not None:
+            return int(self.similar.quality_count[request, column])
+        return otherwise
+
     def latency_source(self, request: int, column: int) -> str:
         """Where the seconds come from, and why not from the fit; empty without fitted ones."""
         if self.told is None:

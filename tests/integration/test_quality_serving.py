@@ -56,6 +56,7 @@ async def test_feedback_changes_where_similar_prompts_go(
                 ):
                     break
                 await asyncio.sleep(0.2)
+        assert {candidate.quality_count for candidate in chosen} == {4}
 
 
 async def test_feedback_that_cannot_be_is_refused(tmp_path: Path) -> None:

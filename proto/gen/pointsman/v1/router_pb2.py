@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pointsman.v1 import types_pb2 as pointsman_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pointsman/v1/router.proto\x12\x0cpointsman.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pointsman/v1/types.proto\"\x81\x01\n\x0cRouteRequest\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.pointsman.v1.InferenceRequest\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12/\n\x07weights\x18\x03 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\"f\n\rRouteResponse\x12(\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x16.pointsman.v1.Decision\x12+\n\nplacements\x18\x02 \x03(\x0b\x32\x17.pointsman.v1.Placement\"\xec\x02\n\x08\x44\x65\x63ision\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12/\n\x07weights\x18\x03 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x04 \x01(\t\x12\x14\n\x0cquality_loss\x18\x05 \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\x06 \x01(\x01\x12\x15\n\renergy_joules\x18\x07 \x01(\x01\x12\x1a\n\x12\x63ompletion_seconds\x18\x08 \x01(\x01\x12\x11\n\tobjective\x18\t \x01(\x01\x12\x18\n\x0blower_bound\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x15\x64\x65\x63ision_milliseconds\x18\x0b \x01(\x01\x12\x12\n\nbatch_size\x18\x0c \x01(\x05\x12\x17\n\x0f\x66\x61llback_reason\x18\r \x01(\t\x12\x12\n\npredictors\x18\x0e \x01(\tB\x0e\n\x0c_lower_bound\"\x81\x01\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06\x63hosen\x18\x02 \x01(\x0b\x32\x17.pointsman.v1.CandidateH\x00\x88\x01\x01\x12\'\n\x06others\x18\x03 \x03(\x0b\x32\x17.pointsman.v1.CandidateB\t\n\x07_chosen\"\xa4\x02\n\tCandidate\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rquality_ratio\x18\x03 \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\x04 \x01(\x01\x12\x15\n\renergy_joules\x18\x05 \x01(\x01\x12\x14\n\x0cwork_seconds\x18\x06 \x01(\x01\x12\x17\n\x0flatency_seconds\x18\x07 \x01(\x01\x12\x17\n\x0fnetwork_seconds\x18\x08 \x01(\x01\x12\x1b\n\x0e\x66inish_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07refusal\x18\n \x01(\t\x12\x16\n\x0equality_source\x18\x0b \x01(\t\x12\x16\n\x0elatency_source\x18\x0c \x01(\tB\x11\n\x0f_finish_seconds\"?\n\x0cInferRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.pointsman.v1.InferenceRequest\"\xbf\x01\n\rInferResponse\x12*\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x16.pointsman.v1.AdmittedH\x00\x12&\n\x06routed\x18\x02 \x01(\x0b\x32\x14.pointsman.v1.RoutedH\x00\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x17.pointsman.v1.TextDeltaH\x00\x12(\n\x07\x61\x63\x63ount\x18\x04 \x01(\x0b\x32\x15.pointsman.v1.AccountH\x00\x42\x07\n\x05\x65vent\"\x1e\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"J\n\x06Routed\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\")\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\"\xfe\x02\n\x07\x41\x63\x63ount\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.pointsman.v1.FinishReason\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12\x16\n\x0ewindow_seconds\x18\x08 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\t \x01(\x01\x12\x15\n\rtotal_seconds\x18\n \x01(\x01\x12 \n\x18predicted_finish_seconds\x18\x0b \x01(\x01\x12\x1f\n\x17measured_finish_seconds\x18\x0c \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\r \x01(\x01\x12\x10\n\x08\x61ttempts\x18\x0e \x01(\x05\x12\x13\n\x0bquery_class\x18\x0f \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe0\x01\n\x0f\x45xplainResponse\x12\x31\n\radmitted_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x02 \x01(\t\x12(\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.Decision\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.pointsman.v1.Placement\x12&\n\x07\x61\x63\x63ount\x18\x05 \x01(\x0b\x32\x15.pointsman.v1.Account\x12\r\n\x05\x65rror\x18\x06 \x01(\t\":\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bscore_ratio\x18\x02 \x01(\x01\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.pointsman.v1.ServedModel\"\x88\x01\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x1b\n\x13parameters_billions\x18\x03 \x01(\x01\x12\x14\n\x0cquantisation\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\x05\x12\x10\n\x08node_ids\x18\x06 \x03(\t2\xf9\x02\n\rRouterService\x12@\n\x05Route\x12\x1a.pointsman.v1.RouteRequest\x1a\x1b.pointsman.v1.RouteResponse\x12\x42\n\x05Infer\x12\x1a.pointsman.v1.InferRequest\x1a\x1b.pointsman.v1.InferResponse0\x01\x12\x46\n\x07\x45xplain\x12\x1c.pointsman.v1.ExplainRequest\x1a\x1d.pointsman.v1.ExplainResponse\x12I\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1d.pointsman.v1.FeedbackRequest\x1a\x1e.pointsman.v1.FeedbackResponse\x12O\n\nListModels\x12\x1f.pointsman.v1.ListModelsRequest\x1a .pointsman.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pointsman/v1/router.proto\x12\x0cpointsman.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pointsman/v1/types.proto\"\x81\x01\n\x0cRouteRequest\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.pointsman.v1.InferenceRequest\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12/\n\x07weights\x18\x03 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\"f\n\rRouteResponse\x12(\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x16.pointsman.v1.Decision\x12+\n\nplacements\x18\x02 \x03(\x0b\x32\x17.pointsman.v1.Placement\"\xec\x02\n\x08\x44\x65\x63ision\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12/\n\x07weights\x18\x03 \x01(\x0b\x32\x1e.pointsman.v1.ObjectiveWeights\x12\x15\n\rnormalisation\x18\x04 \x01(\t\x12\x14\n\x0cquality_loss\x18\x05 \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\x06 \x01(\x01\x12\x15\n\renergy_joules\x18\x07 \x01(\x01\x12\x1a\n\x12\x63ompletion_seconds\x18\x08 \x01(\x01\x12\x11\n\tobjective\x18\t \x01(\x01\x12\x18\n\x0blower_bound\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x15\x64\x65\x63ision_milliseconds\x18\x0b \x01(\x01\x12\x12\n\nbatch_size\x18\x0c \x01(\x05\x12\x17\n\x0f\x66\x61llback_reason\x18\r \x01(\t\x12\x12\n\npredictors\x18\x0e \x01(\tB\x0e\n\x0c_lower_bound\"\x81\x01\n\tPlacement\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x06\x63hosen\x18\x02 \x01(\x0b\x32\x17.pointsman.v1.CandidateH\x00\x88\x01\x01\x12\'\n\x06others\x18\x03 \x03(\x0b\x32\x17.pointsman.v1.CandidateB\t\n\x07_chosen\"\xbb\x02\n\tCandidate\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rquality_ratio\x18\x03 \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\x04 \x01(\x01\x12\x15\n\renergy_joules\x18\x05 \x01(\x01\x12\x14\n\x0cwork_seconds\x18\x06 \x01(\x01\x12\x17\n\x0flatency_seconds\x18\x07 \x01(\x01\x12\x17\n\x0fnetwork_seconds\x18\x08 \x01(\x01\x12\x1b\n\x0e\x66inish_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07refusal\x18\n \x01(\t\x12\x16\n\x0equality_source\x18\x0b \x01(\t\x12\x16\n\x0elatency_source\x18\x0c \x01(\t\x12\x15\n\rquality_count\x18\r \x01(\rB\x11\n\x0f_finish_seconds\"?\n\x0cInferRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.pointsman.v1.InferenceRequest\"\xbf\x01\n\rInferResponse\x12*\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x16.pointsman.v1.AdmittedH\x00\x12&\n\x06routed\x18\x02 \x01(\x0b\x32\x14.pointsman.v1.RoutedH\x00\x12\'\n\x04text\x18\x03 \x01(\x0b\x32\x17.pointsman.v1.TextDeltaH\x00\x12(\n\x07\x61\x63\x63ount\x18\x04 \x01(\x0b\x32\x15.pointsman.v1.AccountH\x00\x42\x07\n\x05\x65vent\"\x1e\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"J\n\x06Routed\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\")\n\tTextDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\"\xfe\x02\n\x07\x41\x63\x63ount\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x31\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1a.pointsman.v1.FinishReason\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12\x16\n\x0ewindow_seconds\x18\x08 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\t \x01(\x01\x12\x15\n\rtotal_seconds\x18\n \x01(\x01\x12 \n\x18predicted_finish_seconds\x18\x0b \x01(\x01\x12\x1f\n\x17measured_finish_seconds\x18\x0c \x01(\x01\x12\x10\n\x08\x63ost_usd\x18\r \x01(\x01\x12\x10\n\x08\x61ttempts\x18\x0e \x01(\x05\x12\x13\n\x0bquery_class\x18\x0f \x01(\t\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xe0\x01\n\x0f\x45xplainResponse\x12\x31\n\radmitted_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05state\x18\x02 \x01(\t\x12(\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.Decision\x12*\n\tplacement\x18\x04 \x01(\x0b\x32\x17.pointsman.v1.Placement\x12&\n\x07\x61\x63\x63ount\x18\x05 \x01(\x0b\x32\x15.pointsman.v1.Account\x12\r\n\x05\x65rror\x18\x06 \x01(\t\":\n\x0f\x46\x65\x65\x64\x62\x61\x63kRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bscore_ratio\x18\x02 \x01(\x01\"\x12\n\x10\x46\x65\x65\x64\x62\x61\x63kResponse\"\x13\n\x11ListModelsRequest\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.pointsman.v1.ServedModel\"\x88\x01\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66\x61mily\x18\x02 \x01(\t\x12\x1b\n\x13parameters_billions\x18\x03 \x01(\x01\x12\x14\n\x0cquantisation\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\x05\x12\x10\n\x08node_ids\x18\x06 \x03(\t2\xf9\x02\n\rRouterService\x12@\n\x05Route\x12\x1a.pointsman.v1.RouteRequest\x1a\x1b.pointsman.v1.RouteResponse\x12\x42\n\x05Infer\x12\x1a.pointsman.v1.InferRequest\x1a\x1b.pointsman.v1.InferResponse0\x01\x12\x46\n\x07\x45xplain\x12\x1c.pointsman.v1.ExplainRequest\x1a\x1d.pointsman.v1.ExplainResponse\x12I\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\x1d.pointsman.v1.FeedbackRequest\x1a\x1e.pointsman.v1.FeedbackResponse\x12O\n\nListModels\x12\x1f.pointsman.v1.ListModelsRequest\x1a .pointsman.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLACEMENT']._serialized_start=706
   _globals['_PLACEMENT']._serialized_end=835
   _globals['_CANDIDATE']._serialized_start=838
-  _globals['_CANDIDATE']._serialized_end=1130
-  _globals['_INFERREQUEST']._serialized_start=1132
-  _globals['_INFERREQUEST']._serialized_end=1195
-  _globals['_INFERRESPONSE']._serialized_start=1198
-  _globals['_INFERRESPONSE']._serialized_end=1389
-  _globals['_ADMITTED']._serialized_start=1391
-  _globals['_ADMITTED']._serialized_end=1421
-  _globals['_ROUTED']._serialized_start=1423
-  _globals['_ROUTED']._serialized_end=1497
-  _globals['_TEXTDELTA']._serialized_start=1499
-  _globals['_TEXTDELTA']._serialized_end=1540
-  _globals['_ACCOUNT']._serialized_start=1543
-  _globals['_ACCOUNT']._serialized_end=1925
-  _globals['_EXPLAINREQUEST']._serialized_start=1927
-  _globals['_EXPLAINREQUEST']._serialized_end=1963
-  _globals['_EXPLAINRESPONSE']._serialized_start=1966
-  _globals['_EXPLAINRESPONSE']._serialized_end=2190
-  _globals['_FEEDBACKREQUEST']._serialized_start=2192
-  _globals['_FEEDBACKREQUEST']._serialized_end=2250
-  _globals['_FEEDBACKRESPONSE']._serialized_start=2252
-  _globals['_FEEDBACKRESPONSE']._serialized_end=2270
-  _globals['_LISTMODELSREQUEST']._serialized_start=2272
-  _globals['_LISTMODELSREQUEST']._serialized_end=2291
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2293
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2356
-  _globals['_SERVEDMODEL']._serialized_start=2359
-  _globals['_SERVEDMODEL']._serialized_end=2495
-  _globals['_ROUTERSERVICE']._serialized_start=2498
-  _globals['_ROUTERSERVICE']._serialized_end=2875
+  _globals['_CANDIDATE']._serialized_end=1153
+  _globals['_INFERREQUEST']._serialized_start=1155
+  _globals['_INFERREQUEST']._serialized_end=1218
+  _globals['_INFERRESPONSE']._serialized_start=1221
+  _globals['_INFERRESPONSE']._serialized_end=1412
+  _globals['_ADMITTED']._serialized_start=1414
+  _globals['_ADMITTED']._serialized_end=1444
+  _globals['_ROUTED']._serialized_start=1446
+  _globals['_ROUTED']._serialized_end=1520
+  _globals['_TEXTDELTA']._serialized_start=1522
+  _globals['_TEXTDELTA']._serialized_end=1563
+  _globals['_ACCOUNT']._serialized_start=1566
+  _globals['_ACCOUNT']._serialized_end=1948
+  _globals['_EXPLAINREQUEST']._serialized_start=1950
+  _globals['_EXPLAINREQUEST']._serialized_end=1986
+  _globals['_EXPLAINRESPONSE']._serialized_start=1989
+  _globals['_EXPLAINRESPONSE']._serialized_end=2213
+  _globals['_FEEDBACKREQUEST']._serialized_start=2215
+  _globals['_FEEDBACKREQUEST']._serialized_end=2273
+  _globals['_FEEDBACKRESPONSE']._serialized_start=2275
+  _globals['_FEEDBACKRESPONSE']._serialized_end=2293
+  _globals['_LISTMODELSREQUEST']._serialized_start=2295
+  _globals['_LISTMODELSREQUEST']._serialized_end=2314
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2316
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2379
+  _globals['_SERVEDMODEL']._serialized_start=2382
+  _globals['_SERVEDMODEL']._serialized_end=2518
+  _globals['_ROUTERSERVICE']._serialized_start=2521
+  _globals['_ROUTERSERVICE']._serialized_end=2898
 # @@protoc_insertion_point(module_scope)

@@ -202,6 +202,7 @@ class Candidate(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     QUALITY_SOURCE_FIELD_NUMBER: _builtins.int
     LATENCY_SOURCE_FIELD_NUMBER: _builtins.int
+    QUALITY_COUNT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     model: _builtins.str
     quality_ratio: _builtins.float
@@ -220,6 +221,8 @@ class Candidate(_message.Message):
     """Where latency_seconds comes from: "fitted", or "calibration" and why the fitted predictors say
     nothing. Empty: from the calibration, since none are there.
     """
+    quality_count: _builtins.int
+    """Outcomes that quality_ratio rests on: similar prompts, or all scores of a mean. 0: a prior."""
     def __init__(
         self,
         *,
@@ -235,10 +238,11 @@ class Candidate(_message.Message):
         refusal: _builtins.str = ...,
         quality_source: _builtins.str = ...,
         latency_source: _builtins.str = ...,
+        quality_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "finish_seconds", b"finish_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "cost_usd", b"cost_usd", "energy_joules", b"energy_joules", "finish_seconds", b"finish_seconds", "latency_seconds", b"latency_seconds", "latency_source", b"latency_source", "model", b"model", "network_seconds", b"network_seconds", "node_id", b"node_id", "quality_ratio", b"quality_ratio", "quality_source", b"quality_source", "refusal", b"refusal", "work_seconds", b"work_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds", "cost_usd", b"cost_usd", "energy_joules", b"energy_joules", "finish_seconds", b"finish_seconds", "latency_seconds", b"latency_seconds", "latency_source", b"latency_source", "model", b"model", "network_seconds", b"network_seconds", "node_id", b"node_id", "quality_count", b"quality_count", "quality_ratio", b"quality_ratio", "quality_source", b"quality_source", "refusal", b"refusal", "work_seconds", b"work_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finish_seconds: _TypeAlias = _typing.Literal["finish_seconds"]  # noqa: Y015
     _WhichOneofArgType__finish_seconds: _TypeAlias = _typing.Literal["_finish_seconds", b"_finish_seconds"]  # noqa: Y015

@@ -29,6 +29,7 @@ SIMILAR = Predictions(
     output_tokens=np.array([[11.0, 12.0]]),
     median_tokens=np.array([[9.0, 10.0]]),
     quality_source=np.array([[int(Source.NEIGHBOURS)] * 2]),
+    quality_count=np.array([[57, 9]]),
 )
 
 
@@ -48,6 +49,7 @@ def test_what_was_fitted_goes_before_similar_prompts() -> None:
     assert found.class_quality.tolist() == [[0.9, 0.2]]
     assert found.inference_seconds is TOLD.inference_seconds
     assert [found.quality_source(0, d, "prior") for d in (0, 1)] == ["class table", "neighbours"]
+    assert [found.quality_count(0, d, 3) for d in (0, 1)] == [0, 9]
     assert [found.latency_source(0, d) for d in (0, 1)] == [
         "fitted",
         "calibration: hardware 'odd' was not measured",
@@ -63,6 +65,7 @@ def test_where_nobody_else_knows_the_destination_says_it() -> None:
     assert found.output_tokens is not None
     assert 1.0 < found.output_tokens[0, 1] < 64.0
     assert found.quality_source(0, 1, "prior") == "prior"
+    assert found.quality_count(0, 1, 3) == 3
 
 
 def test_a_limit_that_was_not_measured_is_the_reason_at_every_destination() -> None:
@@ -79,6 +82,7 @@ def test_without_fitted_predictors_similar_prompts_decide_alone() -> None:
     assert found.class_quality is None
     assert (found.query_class(0), found.latency_source(0, 0), found.predictors) == ("", "", "")
     assert found.quality_source(0, 0, "prior") == "neighbours"
+    assert found.quality_count(0, 0, 3) == 57
 
 
 class Failing:
