@@ -366,6 +366,9 @@ class FactorisedNetwork(_Encoded):
 
 Network: TypeAlias = SetNetwork | FlatNetwork | FactorisedNetwork
 
+_Target: TypeAlias = Callable[[Any], tuple[Any, Any, Any]]
+"""From the actions of one environment to models, nodes and one-step rewards, each [B]."""
+
 
 # -- the loop -------------------------------------------------------------------------------------
 
@@ -520,15 +523,10 @@ class Trainer:
             actions.append(action)
             logs.append(log)
             values.append(value.numpy().astype(np.float64))
-            start = 0
-            for environment, chosen_by in zip(self._environments, targets, strict=True):
-                rows = slice(start, start + environment.size)
-                model, node, gained = chosen_by(action[rows].numpy())
-                found = environment.step(model, node, gained)
-                rewards[t, rows] = found.reward - s.waiting_weight * np.log1p(found.waiting)
-                right += float(found.correct.sum())
-                waited += float(found.waiting.sum())
-                start += environment.size
+            reward, waiting, correct = self._step(targets, action)
+            rewards[t] = reward - s.waiting_weight * np.log1p(waiting)
+            right += float(correct.sum())
+            waited += float(waiting.sum())
         with torch.no_grad():
             observation, _ = self._observe()
             action = self.network.act(observation, lambda logs: logs)
@@ -544,10 +542,11 @@ class Trainer:
         advantages: Tensor,
         returns: Tensor,
         entropy_weight: float,
-    ) -> tuple[float, float, float, float, float]:
+    ) -> list[float]:
+        """Passes over a rollout; means of losses, entropy, divergence and the clipped share."""
         s = self.settings
         count = action.shape[0]
-        found: list[tuple[float, float, float, float, float]] = []
+        found: list[list[float]] = []
         for _ in range(s.epochs):
             order = torch.as_tensor(self._rng.permutation(count))
             for part in torch.tensor_split(order, min(s.minibatches, count)):
@@ -566,31 +565,17 @@ class Trainer:
                     difference = log - old_log[part]
                     divergence = (difference.exp() - 1.0 - difference).mean()
                     clipped = ((difference.exp() - 1.0).abs() > s.clip).float().mean()
-                found.append(
-                    (
-                        float(policy_loss.detach()),
-                        float(value_loss.detach()),
-                        float(entropy.detach().mean()),
-                        float(divergence),
-                        float(clipped),
-                    )
-                )
+                parts = (policy_loss, value_loss, entropy.mean(), divergence, clipped)
+                found.append([float(part.detach()) for part in parts])
             if found[-1][3] > 1.5 * s.target_divergence:
                 break
-        means = np.mean(found, axis=0)
-        return (
-            float(means[0]),
-            float(means[1]),
-            float(means[2]),
-            float(means[3]),
-            float(means[4]),
-        )
+        return [float(mean) for mean in np.mean(found, axis=0)]
 
     def _gumbel(self, log_probabilities: Tensor) -> Tensor:
         noise = self._rng.gumbel(size=tuple(log_probabilities.shape))
         return log_probabilities + torch.as_tensor(noise, dtype=torch.float32)
 
-    def _observe(self) -> tuple[Observation, list[Callable[[Any], tuple[Any, Any, Any]]]]:
+    def _observe(self) -> tuple[Observation, list[_Target]]:
         """The simulations' states, and what turns actions into models, nodes and rewards."""
         if self.settings.architecture != "set":
             (environment,) = self._environments
@@ -608,7 +593,7 @@ class Trainer:
         features = np.zeros((size, most, len(CANDIDATE_FEATURES)), dtype=np.float32)
         rewards = np.zeros((size, most), dtype=np.float32)
         masks = np.zeros((size, most), dtype=np.bool_)
-        targets: list[Callable[[Any], tuple[Any, Any, Any]]] = []
+        targets: list[_Target] = []
         start = 0
         for environment in self._environments:
             rows, pairs = slice(start, start + environment.size), environment.pairs
@@ -624,6 +609,21 @@ class Trainer:
             "reward": torch.as_tensor(rewards),
             "mask": torch.as_tensor(masks),
         }, targets
+
+    def _step(
+        self, targets: Sequence[_Target], action: Tensor
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Act in every simulation; one-step reward, seconds waited and score, each float64[B]."""
+        found, start = [], 0
+        for environment, chosen_by in zip(self._environments, targets, strict=True):
+            rows = slice(start, start + environment.size)
+            found.append(environment.step(*chosen_by(action[rows].numpy())))
+            start += environment.size
+        return (
+            np.concatenate([each.reward for each in found]),
+            np.concatenate([each.waiting for each in found]),
+            np.concatenate([each.correct for each in found]),
+        )
 
     def _widen(self, seen: NDArray[np.float32]) -> None:
         """Take float32[samples, inputs] into the range that serving trusts."""
@@ -644,12 +644,7 @@ class Trainer:
             else:
                 sample.append(observation["vector"])
             with torch.no_grad():
-                action = self.network.act(observation, self._gumbel).numpy()
-            start = 0
-            for environment, chosen_by in zip(self._environments, targets, strict=True):
-                model, node, gained = chosen_by(action[start : start + environment.size])
-                environment.step(model, node, gained)
-                start += environment.size
+                self._step(targets, self.network.act(observation, self._gumbel))
         seen = torch.cat(sample)
         self.network.normalise_by(seen)
         for environment in self._environments:
@@ -669,7 +664,7 @@ class Trainer:
                 }
                 for environment in self._environments
             ],
-            "rng": _rng_text(self._rng),
+            "rng": json.dumps(self._rng.bit_generator.state),
             "curve": [asdict(point) for point in self.curve],
             "lowest": None if self.lowest is None else torch.as_tensor(self.lowest),
             "highest": None if self.highest is None else torch.as_tensor(self.highest),
@@ -703,7 +698,7 @@ class Trainer:
                     for name, value in saved.items()
                 }
             )
-        _restore_rng(self._rng, state["rng"])
+        self._rng.bit_generator.state = json.loads(state["rng"])
         self.curve = [Curve(**point) for point in state["curve"]]
         self.lowest = None if state["lowest"] is None else state["lowest"].numpy()
         self.highest = None if state["highest"] is None else state["highest"].numpy()
@@ -717,9 +712,7 @@ class Trainer:
             writer.writerows(asdict(point) for point in self.curve)
 
 
-def _of_candidate(
-    environment: VectorEnvironment, nodes: Any, reward: Any
-) -> Callable[[Any], tuple[Any, Any, Any]]:
+def _of_candidate(environment: VectorEnvironment, nodes: Any, reward: Any) -> _Target:
     each = np.arange(environment.size)
 
     def of(action: Any) -> tuple[Any, Any, Any]:
@@ -727,11 +720,3 @@ def _of_candidate(
         return environment.pair_model[pair], nodes[each, pair], reward[each, pair]
 
     return of
-
-
-def _rng_text(rng: np.random.Generator) -> str:
-    return json.dumps(rng.bit_generator.state)
-
-
-def _restore_rng(rng: np.random.Generator, text: str) -> None:
-    rng.bit_generator.state = json.loads(text)
