@@ -4,6 +4,7 @@ Axes: B decisions side by side, P candidates, M models, N nodes, K kinds of node
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -276,10 +277,27 @@ class Layout:
         return int(self.level_of_model.max()) + 1
 
     def model_table(self) -> IntArray:
-        """int64[choices, levels]; the model of each pair, -1 for none."""
-        table = np.full((self.choices, self.levels), -1, dtype=np.int64)
-        table[self.choice_of_model, self.level_of_model] = np.arange(self.model_keys.size)
-        return table
+        """int64[choices, levels], always the same; the model of each pair, -1 for none."""
+        return _model_table(self)
+
+    def hosted(self) -> NDArray[np.bool_]:
+        """bool[M, K], always the same; whether any node of the kind has the model."""
+        return _hosted(self)
+
+
+@lru_cache(maxsize=16)
+def _model_table(layout: Layout) -> IntArray:
+    table = np.full((layout.choices, layout.levels), -1, dtype=np.int64)
+    table[layout.choice_of_model, layout.level_of_model] = np.arange(layout.model_keys.size)
+    return table
+
+
+@lru_cache(maxsize=16)
+def _hosted(layout: Layout) -> NDArray[np.bool_]:
+    hosted = np.zeros((layout.model_keys.size, layout.kinds), dtype=np.bool_)
+    for kind in range(layout.kinds):
+        hosted[:, kind] = layout.deployed[:, layout.kind_of_node == kind].any(axis=1)
+    return hosted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -342,9 +360,7 @@ def layout_observation(
     if penalty is not None:
         reward = reward - np.where(mask, penalty, 0.0)
     best = np.where(mask, reward, -1.0).max(axis=2)  # [B, M]
-    hosted = np.zeros((models, layout.kinds), dtype=np.bool_)
-    for kind in range(layout.kinds):
-        hosted[:, kind] = layout.deployed[:, layout.kind_of_node == kind].any(axis=1)
+    hosted = layout.hosted()
     log_seconds = np.where(hosted, np.log1p(np.where(hosted, seconds, 0.0)), 0.0) / _LOG_SCALE
     node = np.stack([np.log1p(waiting) / _LOG_SCALE, waiting <= 0.0], axis=2)
     vector = np.concatenate(

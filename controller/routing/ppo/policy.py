@@ -11,30 +11,25 @@ from controller.routing.policy import UNASSIGNED, Budget, Decision, FallbackCaus
 from controller.routing.ppo.artifact import FindArtifact, NoArtifact, PolicyArtifact
 from controller.routing.ppo.network import factorised_choice, flat_choice, set_logits
 from controller.routing.ppo.observation import (
-    Float32Array,
     Layout,
     candidate_features,
     candidates_of,
     layout_observation,
 )
+from controller.routing.ppo.training_range import (
+    FleetMatch,
+    OutOfRange,
+    check_range,
+    check_strangers,
+    match_layout,
+)
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
-
-RANGE_MARGIN: Final = 0.25
-"""An input may leave the range of the training by this share of the range's width, and by
-`ABSOLUTE_MARGIN`."""
-
-ABSOLUTE_MARGIN: Final = 0.25
-
 
 SERVED_ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     "ppo": ("factorised", "flat"),
     "ppo-set": ("set",),
 }
 """Of the policies that operators can choose."""
-
-
-class OutOfRange(Exception):
-    """The policy was not trained on anything like this; the text says what is different."""
 
 
 class LearnedPolicy:
@@ -52,6 +47,7 @@ class LearnedPolicy:
         self.name = name
         self._greedy = GreedyRewardPolicy()
         self._artifact = artifact
+        self._last_match: tuple[tuple[IntArray, ...], FleetMatch] | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -103,8 +99,19 @@ class LearnedPolicy:
     ) -> Callable[[int, FloatArray], tuple[int, int]]:
         if artifact.layout is None:
             return partial(_choose_candidate, problem, artifact)
-        columns = match_layout(artifact.layout, problem)
-        return partial(_choose_pair, problem, artifact, artifact.layout, columns)
+        match = self._matched(artifact.layout, problem)
+        check_strangers(match, problem)
+        return partial(_choose_pair, problem, artifact, artifact.layout, match)
+
+    def _matched(self, layout: Layout, problem: RoutingProblem) -> FleetMatch:
+        """`match_layout`, once for as long as the problems' arrays of the fleet are the same."""
+        models, nodes = problem.metadata.model_key, problem.metadata.node_key
+        if models is None or nodes is None:
+            return match_layout(layout, problem)
+        read, last = (models, nodes, problem.node_of), self._last_match
+        if last is None or any(old is not new for old, new in zip(last[0], read, strict=True)):
+            last = self._last_match = read, match_layout(layout, problem)
+        return last[1]
 
     def _greedily(self, problem: RoutingProblem, request: int, backlog: FloatArray) -> int:
         candidates, destinations = candidates_of(problem, request, backlog)
@@ -141,87 +148,36 @@ def _choose_candidate(
     return int(destinations[np.argmax(logits[0])]), int(destinations.size)
 
 
-def check_range(inputs: Float32Array, lowest: Float32Array, highest: Float32Array) -> None:
-    """Pass if no input is far outside what the training saw.
-
-    Args:
-        inputs: float32[..., inputs].
-
-    Raises:
-        OutOfRange: with the first input that is.
-    """
-    slack = RANGE_MARGIN * (highest - lowest) + ABSOLUTE_MARGIN
-    flat = inputs.reshape(-1, inputs.shape[-1])
-    low, high = flat.min(axis=0), flat.max(axis=0)
-    outside = (low < lowest - slack) | (high > highest + slack)
-    if outside.any():
-        index = int(np.argmax(outside))
-        raise OutOfRange(
-            f"input {index} lies in {low[index]:.3g}..{high[index]:.3g}, trained were "
-            f"{lowest[index]:.3g}..{highest[index]:.3g}"
-        )
-
-
-def match_layout(layout: Layout, problem: RoutingProblem) -> tuple[IntArray, IntArray, IntArray]:
-    """The layout's model int64[D] and node int64[D] of each column, and node int64[N].
-
-    By the keys of the names. A problem without keys must have exactly the trained columns: node
-    after node, the models of each in the layout's order.
-
-    Raises:
-        OutOfRange: a node or model is unknown, or the columns cannot be matched.
-    """
-    keys, nodes = problem.metadata.model_key, problem.metadata.node_key
-    if keys is None or nodes is None:
-        node_of, model_of = np.nonzero(layout.deployed.T)
-        if problem.n_nodes != layout.node_keys.size or not np.array_equal(node_of, problem.node_of):
-            raise OutOfRange("the problem names neither nodes nor models, and is no trained fleet")
-        return model_of, node_of, np.arange(layout.node_keys.size)
-    usable = problem.feasible.any(axis=0)
-    model_at = _positions(layout.model_keys, keys)
-    node_at = _positions(layout.node_keys, nodes)
-    stranger = usable & ((model_at < 0) | (node_at[problem.node_of] < 0))
-    if stranger.any():
-        column = int(np.argmax(stranger))
-        what = "model" if model_at[column] < 0 else "node"
-        raise OutOfRange(f"a {what} that the policy was not trained on can take requests")
-    return model_at, node_at[problem.node_of], node_at
-
-
-def _positions(known: IntArray, keys: IntArray) -> IntArray:
-    """Index of each key among the known ones, -1 where it is not."""
-    order = np.argsort(known)
-    at = np.minimum(np.searchsorted(known[order], keys), known.size - 1)
-    found = order[at]
-    return np.where(known[found] == keys, found, -1)
-
-
 def _choose_pair(
     problem: RoutingProblem,
     artifact: PolicyArtifact,
     layout: Layout,
-    columns: tuple[IntArray, IntArray, IntArray],
+    match: FleetMatch,
     request: int,
     backlog: FloatArray,
 ) -> tuple[int, int]:
-    model_of, node_of, node_at = columns
     models, nodes = layout.deployed.shape
     feasible = np.flatnonzero(problem.feasible[request])
-    m, n = model_of[feasible], node_of[feasible]
-    kind = layout.kind_of_node[n]
+    m, n = match.model_of[feasible], match.column_node[feasible]
     mask: BoolArray = np.zeros((1, models, nodes), dtype=np.bool_)
     mask[0, m, n] = True
     quality = np.zeros((1, models))
     quality[0, m] = problem.quality[request, feasible]
     took = problem.latency_seconds[request, feasible] + problem.network_seconds[request, feasible]
-    seconds, count = np.zeros((1, models, layout.kinds)), np.zeros((models, layout.kinds))
-    np.add.at(seconds[0], (m, kind), took)
-    np.add.at(count, (m, kind), 1.0)
-    seconds[0] /= np.maximum(count, 1.0)
+    pair, pairs = m * layout.kinds + layout.kind_of_node[n], models * layout.kinds
+    count = np.maximum(np.bincount(pair, minlength=pairs), 1)
+    seconds = np.bincount(pair, took, minlength=pairs) / count
     waiting = np.zeros((1, nodes))
-    waiting[0, node_at[node_at >= 0]] = backlog[node_at >= 0]
-    weights = problem.weights[None, :]
-    seen = layout_observation(layout, quality, seconds, waiting, mask, weights)
+    known = match.node_at >= 0
+    waiting[0, match.node_at[known]] = backlog[known]
+    seen = layout_observation(
+        layout,
+        quality,
+        seconds.reshape(1, models, layout.kinds),
+        waiting,
+        mask,
+        problem.weights[None, :],
+    )
     check_range(seen.vector[0], artifact.lowest, artifact.highest)
     if artifact.architecture == "flat":
         model, node = flat_choice(artifact.weights, seen)
