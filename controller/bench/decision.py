@@ -7,33 +7,19 @@ parts are those that serve: embedding model, fitted predictors, formulation, lea
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from controller.domain.cluster import (
-    Calibration,
-    ClusterSnapshot,
-    NodeKind,
-    PowerProfile,
-    TokenPrice,
-)
-from controller.domain.node_report import (
-    Health,
-    ModelPhase,
-    NodeAttributes,
-    NodeHello,
-    ReportedModel,
-)
+from controller.bench.live_fleet import LiveFleet, profiler_of, speed_ratios
 from controller.domain.request import InferenceRequest, Sampling
-from controller.ids import ModelName, NodeId, RequestId
+from controller.ids import RequestId
 from controller.predictors.class_conditioned import ClassConditioned
 from controller.predictors.embedding import CachedEmbedding, EmbeddingBackend
 from controller.predictors.fitted import FittedPredictors
-from controller.profiler.state import HealthReported, NodeConnected, ProfilerState
 from controller.request_manager.estimates import combined
 from controller.routing.policy import Budget, RoutingPolicy
 from controller.routing.ppo.observation import DRLM_WEIGHTS
@@ -42,16 +28,28 @@ from controller.simulator.cluster import ClusterDescription
 
 _MAX_TOKENS: Final = 256
 _INTERVAL_SECONDS: Final = 1.0
+_REST_SECONDS: Final = 600.0
 _PARTS: Final = ("embedding", "predictions", "state", "policy")
 _EPISODE: Final = 100
 _WARM_UP: Final = 5
 _FORMS: Final = (
-    "A farmer has {0} sheep, and all but 9 get lost. Then he buys twice as many as are left, while "
-    "his neighbour, who owns {1} goats, sells a third of them. How many animals do both have now?",
-    "Where would you put {0} plates after washing {1} of them, on a shelf or in a garden?",
-    "Which of {0} organelles of a cell makes most of its energy, and what do {1} others do?",
-    "What happens if you swallow {0} seeds of a water melon and wait for {1} days?",
+    "A farmer has {count} sheep, and all but 9 get lost. Then he buys twice as many as are left, "
+    "while his neighbour, who owns {other} {plural}, sells a third of them. How many animals do "
+    "both have now?",
+    "Which organelle makes most of the energy in a cell of {plural} that live in {place}? "
+    "A. nucleus B. ribosome C. mitochondrion D. vacuole",
+    "Which river has to be crossed on the way from the capital of {place} to its coast, where "
+    "{plural} live? A. Danube B. Nile C. Amazon D. Volga",
+    "In which century did the first empire of {place} end, whose coat of arms had {plural}? "
+    "A. 5th B. 12th C. 15th D. 19th",
+    "Where in {place} would somebody look for {plural} that got lost? "
+    "A. shelf B. garden C. pocket D. bank E. cloud",
+    "What happens if you see {plural} before breakfast on a journey through {place}?",
 )
+"""One for each class of the paper's setting."""
+
+_PLURALS: Final = ("goats", "foxes", "swans", "bees", "trout", "horses", "geese", "lions")
+_PLACES: Final = ("Peru", "Egypt", "France", "Ghana", "Japan", "Norway", "Persia", "Rome")
 
 
 def decision_section(
@@ -63,12 +61,12 @@ def decision_section(
 ) -> dict[str, Any]:
     """Milliseconds of each part and of the whole for one new query, on one core.
 
-    Every query is a text that was not seen before; nodes have ahead of them what was sent to them,
-    as if a query came every second, a hundred after the fleet was idle. `total` is the whole and
-    `without_embedding` what is left when the embedding's time is taken away; the caches are then
-    the embedding's. `remembered` is the whole for the same queries when their embeddings are known.
-    `snapshot` is what the profiler takes to tell the state of the fleet beforehand; one serves a
-    whole batch, and it is not in the others.
+    Every query is a text that was not seen before. One comes every second on average, a hundred
+    after each time that the fleet was idle, and nodes serve what was sent to them. `total` is the
+    whole and `without_embedding` what is left when the embedding's time is taken away; the caches
+    are then the embedding's. `remembered` is the whole for the same queries when their embeddings
+    are known. `snapshot` is what the profiler takes to tell the state of the fleet beforehand; one
+    serves a whole batch, and it is not in the others.
 
     Args:
         embedding: embeds each text anew.
@@ -85,12 +83,13 @@ def decision_section(
         known.embed([_request(at).text for at in range(-_WARM_UP, repeats)])
         remembered = decisions.timed(known, repeats)
     figures: dict[str, Any] = {
-        "nodes": len(decisions.snapshot.nodes),
-        "destinations": len(decisions.snapshot.destinations),
+        "nodes": len(cluster.node_names),
+        "destinations": int(cluster.destinations[0].size),
         "predicted_destinations": decisions.predicted_destinations,
         "queries": repeats,
         "policy": policy.name,
         "fallbacks": fallbacks,
+        "busy_nodes_p50": float(np.median(decisions.busy_nodes)),
     }
     for at, name in enumerate(_PARTS):
         figures |= percentiles(name, anew[:, at])
@@ -99,7 +98,7 @@ def decision_section(
         **percentiles("without_embedding", anew[:, 1:].sum(axis=1)),
         **percentiles("remembered", remembered.sum(axis=1)),
         **percentiles("total", anew.sum(axis=1)),
-        **percentiles("snapshot", decisions.snapshot_seconds),
+        **percentiles("snapshot", np.array(decisions.snapshot_seconds)),
     }
 
 
@@ -109,39 +108,45 @@ class _Decisions:
     def __init__(
         self, cluster: ClusterDescription, fitted: FittedPredictors, policy: RoutingPolicy
     ) -> None:
-        profiler = profiler_of(cluster)
-        self.snapshot = profiler.snapshot(0.0)
-        self.snapshot_seconds = _seconds_of(lambda: profiler.snapshot(0.0))
+        self.cluster = cluster
         self.fallbacks: Counter[str] = Counter()
+        self.busy_nodes: list[int] = []
+        self.snapshot_seconds: list[float] = []
         self.predicted_destinations = 0
         self._conditioned = ClassConditioned(fitted)
         self._policy = policy
+        # The predictors know a class of devices; how much faster a node is, the scenario does.
+        self._speed_ratios = speed_ratios(cluster, profiler_of(cluster).snapshot(0.0))
 
     def timed(self, embedding: EmbeddingBackend, repeats: int) -> FloatArray:
         """float64[repeats, parts], seconds of each part for each query."""
         limits = np.full(1, float(_MAX_TOKENS))
-        rng = np.random.default_rng(0)
-        waits = np.zeros(len(self.snapshot.nodes))
+        rng, fleet, now = np.random.default_rng(0), LiveFleet(self.cluster), 0.0
         found = np.empty((repeats, len(_PARTS)))
         for at in range(-_WARM_UP, repeats):  # the first ones compile
-            idle_again = at % _EPISODE == 0
-            waits = np.maximum(0.0, waits - (np.inf if idle_again else _INTERVAL_SECONDS))
-            asked, busy = _request(at), _with_backlog(self.snapshot, waits)
+            now += rng.exponential(_INTERVAL_SECONDS) + (_REST_SECONDS if not at % _EPISODE else 0)
+            asked = _request(at)
+            fleet.advance(now)
             moments = [time.perf_counter()]
+            snapshot = fleet.snapshot(now)
+            moments.append(time.perf_counter())
             embedded = embedding.embed([asked.text])
             moments.append(time.perf_counter())
-            told = self._conditioned.predict([asked.text], embedded, limits, busy)
-            estimates = combined([asked], busy, None, told)
+            told = self._conditioned.predict([asked.text], embedded, limits, snapshot)
+            told = replace(told, inference_seconds=told.inference_seconds / self._speed_ratios)
+            estimates = combined([asked], snapshot, None, told)
             moments.append(time.perf_counter())
-            batch = estimates.formulated([asked], busy, DRLM_WEIGHTS)
+            batch = estimates.formulated([asked], snapshot, DRLM_WEIGHTS)
             moments.append(time.perf_counter())
             decision = self._policy.decide(batch.problem, rng, Budget())
             moments.append(time.perf_counter())
-            chosen = int(decision.assignment[0])
-            waits[batch.problem.node_of[chosen]] += batch.problem.work_seconds[0, chosen]
+            fleet.send(batch, asked, int(decision.assignment[0]), now)
             if at >= 0:
                 self.fallbacks.update({why.value: n for why, n in decision.fallbacks.items()})
-                found[at] = np.diff(moments)
+                self.busy_nodes.append(int(np.count_nonzero(batch.problem.backlog_seconds)))
+                seconds = np.diff(moments)
+                self.snapshot_seconds.append(seconds[0])
+                found[at] = seconds[1:]
         self.predicted_destinations = sum(not gap for gap in told.gaps_of_destinations)
         return found
 
@@ -152,15 +157,6 @@ def percentiles(name: str, seconds: FloatArray) -> dict[str, float]:
         f"{name}_milliseconds_p50": float(np.median(seconds) * 1e3),
         f"{name}_milliseconds_p95": float(np.percentile(seconds, 95) * 1e3),
     }
-
-
-def _seconds_of(call: Callable[[], object], repeats: int = 50) -> FloatArray:
-    found = np.empty(repeats)
-    for at in range(repeats):
-        started = time.perf_counter()
-        call()
-        found[at] = time.perf_counter() - started
-    return found
 
 
 @contextmanager
@@ -178,47 +174,10 @@ def _one_core() -> Iterator[None]:
 
 
 def _request(number: int) -> InferenceRequest:
-    text = _FORMS[number % len(_FORMS)].format(17 + number, 1012 - number)
+    """Another text for each number of a few hundred, in the forms by turns."""
+    turn, form = divmod(number + _WARM_UP, len(_FORMS))
+    plural, place = _PLURALS[turn % len(_PLURALS)], _PLACES[turn // len(_PLURALS) % len(_PLACES)]
+    text = _FORMS[form].format(count=17 + turn, other=1012 - turn, plural=plural, place=place)
     return InferenceRequest(
         RequestId(f"query-{number}"), text, sampling=Sampling(max_tokens=_MAX_TOKENS)
     )
-
-
-def _with_backlog(snapshot: ClusterSnapshot, waits: FloatArray) -> ClusterSnapshot:
-    nodes = [
-        replace(node, backlog_seconds=float(seconds))
-        for node, seconds in zip(snapshot.nodes, waits, strict=True)
-    ]
-    return replace(snapshot, nodes=tuple(nodes))
-
-
-def profiler_of(cluster: ClusterDescription) -> ProfilerState:
-    """What a live controller knows when a described cluster has connected, idle.
-
-    How fast a model decodes where is made up, and takes no part in what is timed.
-    """
-    profiler = ProfilerState(stale_seconds=3600.0)
-    of_node: list[list[ReportedModel]] = [[] for _ in cluster.node_names]
-    groups = [cluster.groups[at] for at in cluster.group_of_node]
-    for at, model in zip(*cluster.destinations, strict=True):
-        placed = cluster.models[model]
-        configuration = placed.configuration
-        rate = 1e10 / placed.read_bytes * groups[at].speed_ratio
-        of_node[at].append(
-            ReportedModel(
-                ModelName(configuration.name), configuration.family, configuration.billions,
-                f"Q{configuration.quantisation_bits}_0", "", ModelPhase.READY, "", 4096,
-                groups[at].slots, Calibration(5.0 * rate, rate, rate), TokenPrice(), True, 4.0,
-            )
-        )  # fmt: skip
-    for name, group, models in zip(cluster.node_names, groups, of_node, strict=True):
-        device = cluster.devices[group.device]
-        attributes = NodeAttributes(
-            NodeKind.EDGE, device.kind, device.cores, device.memory_bytes, "", "", "",
-            PowerProfile(group.idle_watts, group.active_watts),
-        )  # fmt: skip
-        hello = NodeHello(NodeId(name), "start", attributes, tuple(models))
-        profiler.apply(NodeConnected(hello, False), 0.0)
-        idle = Health(1.0, 0.1, 1 << 30, None, None, "none", None, (), ())
-        profiler.apply(HealthReported(hello.node_id, idle), 0.0)
-    return profiler
