@@ -15,6 +15,13 @@ from controller.commands.asking import (
 @click.command()
 @click.option("--stay", is_flag=True, help="Keep the controller and the agents until Ctrl-C.")
 @click.option(
+    "--learn",
+    "learns",
+    is_flag=True,
+    help="Let what the fleet answers teach how later prompts are answered, from nothing on; needs "
+    "`edge-controller embedding export`.",
+)
+@click.option(
     "--json",
     "json_file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -29,7 +36,9 @@ from controller.commands.asking import (
     envvar="POINTSMAN_CACHE",
     help="Where model files and measured speeds are kept.",
 )
-def demo(stay: bool, json_file: Path | None, policies: tuple[str, ...], cache: Path) -> None:
+def demo(
+    stay: bool, learns: bool, json_file: Path | None, policies: tuple[str, ...], cache: Path
+) -> None:
     """Route a batch of questions over three agents with real models on this machine."""
     from rich.console import Console
 
@@ -37,7 +46,11 @@ def demo(stay: bool, json_file: Path | None, policies: tuple[str, ...], cache: P
     from controller.demo.run import DEFAULT_POLICIES, DemoOptions, run_demo
 
     options = DemoOptions(
-        cache.expanduser().absolute(), policies or DEFAULT_POLICIES, stay, json_file
+        cache.expanduser().absolute(),
+        policies or DEFAULT_POLICIES,
+        stay,
+        json_file,
+        learns=learns,
     )
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     try:
