@@ -51,7 +51,7 @@ def bench_embedding(
     folder: Path | None = None,
     *,
     prompts: Sequence[str] | None = None,
-    repeats: int = 15,
+    repeats: int = 45,
     threads: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,

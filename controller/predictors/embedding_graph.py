@@ -201,23 +201,42 @@ class _EncoderBuilder:
             [self._linear(f"{attention}self.{kind}", self._shape.hidden) for kind in kinds], axis=1
         )
         bias = np.concatenate([self._tensor(f"{attention}self.{kind}.bias") for kind in kinds])
-        # One product for the three is faster than three.
-        projected = self._product(state, weight, bias, f"{attention}qkv")
-        sizes = self._constant(
-            f"{attention}sizes", np.array([self._shape.hidden] * 3, dtype=np.int64)
-        )
-        query, key, value = self._nodes_out("Split", [projected, sizes], 3, axis=-1)
-        attended = self._node(
-            "MultiHeadAttention",
-            [query, key, value, "", mask],
-            domain=_FUSED,
-            num_heads=self._shape.heads,
-        )
+        attend = self._attention_int8 if self._is_int8 else self._attention
+        attended = attend(state, weight, bias, mask, attention)
         state = self._after(attended, state, f"{attention}output.")
         inner = f"{prefix}intermediate.dense"
         wide = self._product(state, self._linear(inner), self._tensor(f"{inner}.bias"), inner)
         wide = self._node("Gelu", [wide], domain=_FUSED)
         return self._after(wide, state, f"{prefix}output.")
+
+    def _attention(
+        self, state: str, weight: NDArray[Any], bias: NDArray[Any], mask: str, prefix: str
+    ) -> str:
+        # One product for the three is faster than three.
+        projected = self._product(state, weight, bias, f"{prefix}qkv")
+        sizes = self._constant(f"{prefix}sizes", np.array([self._shape.hidden] * 3, dtype=np.int64))
+        query, key, value = self._nodes_out("Split", [projected, sizes], 3, axis=-1)
+        return self._node(
+            "MultiHeadAttention",
+            [query, key, value, "", mask],
+            domain=_FUSED,
+            num_heads=self._shape.heads,
+        )
+
+    def _attention_int8(
+        self, state: str, weight: NDArray[Any], bias: NDArray[Any], mask: str, prefix: str
+    ) -> str:
+        """The same from whole numbers; the operator projects into the order that it attends in."""
+        whole, scale, zero = self._nodes_out("DynamicQuantizeLinear", [state], 3)
+        name = f"{prefix}qkv"
+        quantised, scales, zeros = self._quantised(weight, name)
+        offset = self._constant(f"{name}.offset", bias)
+        return self._node(
+            "QAttention",
+            [whole, quantised, offset, scale, scales, mask, zero, zeros],
+            domain=_FUSED,
+            num_heads=self._shape.heads,
+        )
 
     def _after(self, inner: str, state: str, prefix: str) -> str:
         """Projection, then the sum with what went in, then normalisation."""
@@ -249,17 +268,19 @@ class _EncoderBuilder:
         if not self._is_int8:
             product = self._node("MatMul", [state, self._constant(f"{name}.weight", weight)])
             return self._node("Add", [product, offset])
-        scales = np.maximum(np.abs(weight).max(axis=0) / 64.0, 1e-12).astype(np.float32)
         return self._node(
             "DynamicQuantizeMatMul",
-            [
-                state,
-                self._constant(f"{name}.weight", np.rint(weight / scales).astype(np.int8)),
-                self._constant(f"{name}.scales", scales),
-                self._constant(f"{name}.zeros", np.zeros(scales.shape, dtype=np.int8)),
-                offset,
-            ],
+            [state, *self._quantised(weight, name), offset],
             domain=_FUSED,
+        )
+
+    def _quantised(self, weight: NDArray[Any], name: str) -> tuple[str, str, str]:
+        """8-bit weights, their scales by output channel, and zeros."""
+        scales = np.maximum(np.abs(weight).max(axis=0) / 64.0, 1e-12).astype(np.float32)
+        return (
+            self._constant(f"{name}.weight", np.rint(weight / scales).astype(np.int8)),
+            self._constant(f"{name}.scales", scales),
+            self._constant(f"{name}.zeros", np.zeros(scales.shape, dtype=np.int8)),
         )
 
     def _linear(self, prefix: str, outputs: int | None = None) -> NDArray[Any]:
