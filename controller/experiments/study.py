@@ -124,8 +124,8 @@ def _train(
     cluster, inputs, _ = setting.open()  # as the workers read them: rounded
     asked = {each.policy for each in contenders}
     episodes: dict[str, int] = {name: count for name, count in study.episodes if name in asked}
-    # Of other inputs, or hardly trained ones, are other policies.
-    said = "-".join(str(count) for count in sorted(set(episodes.values())))
+    # Of other inputs, or hardly trained ones, are other policies; fewer contenders are no others.
+    said = "-".join(str(count) for count in sorted({count for _, count in study.episodes}))
     artifacts = study.out / "policies" / f"{inputs_digest(inputs)[:8]}-{said}"
     for seed in (None, *study.training_seeds):
         folder = training_folder(artifacts, seed)
