@@ -206,14 +206,12 @@ class RequestMonitor:
             what was seen of prompts that were read together, once the last of them has been.
         """
         entry = self._in_flight.get(request_id)
-        if entry is None:
+        if entry is None or tokens <= 0:  # a sign of life without tokens pays for nothing
             return None
         self._advance(now)
-        entry.streamed_tokens += max(tokens, 0)  # a node may say anything
+        entry.streamed_tokens += tokens
         entry.updated_at = max(now, entry.updated_at)
-        if tokens <= 0 or not entry.is_reading:
-            return None
-        return self._first_token(entry, now)
+        return self._first_token(entry, now) if entry.is_reading else None
 
     def _first_token(self, entry: _Entry, now: float) -> PrefillSeen | None:
         engine = self._engines[entry.claim.model]

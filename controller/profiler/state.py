@@ -657,11 +657,16 @@ class ProfilerState:
 
 
 def _known_speeds(record: NodeRecord) -> list[KnownCalibration]:
-    """What is worth remembering of a node; a hot afternoon is no property of its hardware."""
+    """What is worth remembering of a node.
+
+    A hot afternoon is no property of its hardware; and what was measured in another power mode only
+    stands in until the node has measured this one.
+    """
     return [
         KnownCalibration(key.key, speed.estimate.calibration(), speed.estimate.completions)
         for key, speed in record._speeds.items()
         if not speed.estimate.is_throttled
+        and speed.estimate.base.power_mode in ("", key.key.power_mode)
     ]
 
 

@@ -1,6 +1,7 @@
 """Every store of the controller's state behaves alike."""
 
 import dataclasses
+import time
 
 import pytest
 
@@ -158,6 +159,22 @@ def test_accounts_are_of_answered_requests_and_the_latest_come_first(open_store)
     assert [account.request_id for account in store.accounts(2)] == ["r-3", "r-1"]
     assert [account.request_id for account in store.accounts(9)] == ["r-3", "r-1", "r-0"]
     assert store.accounts(1)[0].completion == finished_record().account.completion
+
+
+def test_a_clock_that_goes_backwards_loses_nothing_and_changes_no_order(open_store, monkeypatch):
+    store = open_store(Retention(days=1.0))
+    real = time.time()
+    for number, now in enumerate((real, real - 86_400 * 365, 0.0, real)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        store.save_finished(finished_record(f"r-{number}"))
+        store.save_calibrations([calibration(rate=1.0 + number)])
+        assert store.flush(10.0)
+        if number < 3:
+            assert store.finished(1)[0].request_id == f"r-{number}"
+    assert store.load().calibrations == (calibration(rate=4.0),)
+    monkeypatch.undo()
+    assert store.finished(1)[0].request_id == "r-3"
+    assert store.find(RequestId("r-0")) is not None
 
 
 def test_values_given_before_the_end_are_kept(open_store):

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -39,6 +40,16 @@ def test_openai_client_gets_whole_and_streamed_answers(tmp_path: Path) -> None:
             )
             pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
             assert "".join(pieces) == whole.choices[0].message.content
+            async with httpx.AsyncClient() as http:
+                answer = await http.get(f"{fleet.listening.http_address}/metrics")
+            for line in (
+                'pointsman_node_state{node="b",state="ready"} 1.0',
+                'pointsman_node_ended_requests_total{node="b",outcome="completed"} 2.0',
+                'pointsman_ended_requests_total{outcome="completed"} 2.0',
+                'pointsman_model_is_ready{model="fake-a",node="a"} 1.0',
+                "pointsman_storage_is_failing 0.0",
+            ):
+                assert line in answer.text.splitlines()
 
     asyncio.run(scenario())
 

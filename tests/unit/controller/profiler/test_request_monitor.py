@@ -2,10 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.domain.cluster import InFlightWork
 from controller.ids import ModelName, RequestId
-from controller.profiler.request_monitor import Claim, RequestMonitor
+from controller.profiler.request_monitor import Claim, DecodeSeen, PrefillSeen, RequestMonitor
 
-MODEL = ModelName("small")
+MODEL, OTHER = ModelName("small"), ModelName("other")
 work = st.floats(0.0, 1e4)
 tokens = st.integers(0, 5000)
 
@@ -93,3 +94,165 @@ def test_backlog_is_zero_exactly_when_nothing_is_in_flight(
         monitor.ended(RequestId(f"r{index}"), now)
     assert monitor.backlog_seconds(now) == 0.0
     assert len(monitor) == 0
+
+
+# -- what is left of each request ------------------------------------------------------------------
+
+
+def reading(prompt_tokens: float, seconds: float, model: ModelName = MODEL) -> Claim:
+    """Of an answer of 100 tokens that takes 3 s after its prompt is read."""
+    return Claim(model, 3.0 + seconds, 100.0, seconds, prompt_tokens, 104)
+
+
+def test_first_token_pays_for_the_prompt() -> None:
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(200.0, 1.0), 0.0)
+    assert monitor.backlog_seconds(0.0) == pytest.approx(4.0)
+    monitor.progressed(RequestId("r0"), 1, 1.0)
+    assert monitor.backlog_seconds(1.0) == pytest.approx(3.0 * 0.99)
+
+
+def test_time_is_taken_off_since_the_latest_sign_of_any_request() -> None:
+    monitor = monitor_with(4.0)
+    monitor.dispatched(RequestId("later"), Claim(MODEL, 4.0, 100.0), 2.0)
+    assert monitor.backlog_seconds(3.0) == pytest.approx(7.0)
+
+
+def test_prompts_are_read_in_the_order_of_their_claims() -> None:
+    monitor = RequestMonitor()
+    for name in ("r0", "r1"):
+        monitor.dispatched(RequestId(name), reading(100.0, 2.0), 0.0)
+    first, second = monitor.in_flight(3.0)
+    assert first.prompt_tokens == pytest.approx(5.0)  # read, but for what cannot be known
+    assert second.prompt_tokens == pytest.approx(45.0)  # 1.1 s are left of the 3 s
+
+
+@pytest.mark.parametrize(("streamed", "left"), [(0, 100.0), (40, 60.0), (99, 5.0), (104, 0.0)])
+def test_tokens_that_are_left_respect_the_limit(streamed: int, left: float) -> None:
+    """An answer that outgrows its prediction keeps a tenth of it, but never exceeds max_tokens."""
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 2.0), 0.0)
+    monitor.progressed(RequestId("r0"), streamed, 1.0)
+    (found,) = monitor.in_flight(1.0)
+    prompt_tokens = 0.0 if streamed else 50.0
+    assert found == InFlightWork(MODEL, pytest.approx(prompt_tokens), pytest.approx(left))
+
+
+def test_answer_without_a_limit_keeps_a_tenth() -> None:
+    monitor = monitor_with(4.0)
+    monitor.progressed(RequestId("r0"), 99, 1.0)
+    assert monitor.in_flight(1.0)[0].output_tokens == pytest.approx(10.0)
+
+
+# -- in which company ------------------------------------------------------------------------------
+
+
+def test_prompts_that_were_read_together_are_seen_as_one() -> None:
+    """1. r0 at 0 s, r1 at 1 s. 2. r0 writes from 3 s on. 3. r1 begins to write at 5 s."""
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0), 0.0)
+    monitor.dispatched(RequestId("r1"), reading(50.0, 1.0), 1.0)
+    assert monitor.progressed(RequestId("r0"), 1, 3.0) is None
+    seen = monitor.progressed(RequestId("r1"), 1, 5.0)
+    assert seen == PrefillSeen(MODEL, 150.0, 5.0, pytest.approx(2.0 / 5.0), pytest.approx(1.0))
+
+
+def test_single_prompt_is_told_by_its_completion_and_not_here() -> None:
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0), 0.0)
+    assert monitor.progressed(RequestId("r0"), 1, 3.0) is None
+
+
+def test_prompt_that_was_given_up_spoils_what_its_group_tells() -> None:
+    monitor = RequestMonitor()
+    for name in ("r0", "r1", "r2"):
+        monitor.dispatched(RequestId(name), reading(100.0, 1.0), 0.0)
+    assert monitor.ended(RequestId("r0"), 2.0) is None  # it had streamed nothing
+    monitor.progressed(RequestId("r1"), 1, 4.0)
+    assert monitor.progressed(RequestId("r2"), 1, 5.0) is None
+    for name in ("r3", "r4"):  # nobody reads any more, so they are a group of their own
+        monitor.dispatched(RequestId(name), reading(100.0, 1.0), 6.0)
+    monitor.progressed(RequestId("r3"), 1, 7.0)
+    assert monitor.progressed(RequestId("r4"), 1, 8.0) == PrefillSeen(
+        MODEL, 200.0, 2.0, pytest.approx((2 * 1 + 3 * 1) / 2), pytest.approx(1.0)
+    )
+
+
+def test_company_of_an_answer_is_what_was_written_and_read_beside_it() -> None:
+    """1. r0 writes from 1 s on. 2. r1 comes at 1 s and writes from 2 s on. 3. The other model is
+    busy from 2 s on. 4. r0 ends at 3 s."""
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0), 0.0)
+    monitor.progressed(RequestId("r0"), 1, 1.0)
+    monitor.dispatched(RequestId("r1"), reading(100.0, 0.5), 1.0)
+    monitor.progressed(RequestId("r1"), 1, 2.0)
+    monitor.dispatched(RequestId("r2"), reading(100.0, 0.5, OTHER), 2.0)
+    assert monitor.ended(RequestId("r0"), 3.0) == DecodeSeen(
+        MODEL,
+        mean_sequences=pytest.approx(1.5),
+        prefill_ratio=pytest.approx(0.25),
+        was_alone_in_prefill=True,
+        decoding_in_prefill=0.0,
+        mean_busy_models=pytest.approx(1.5),
+        prefill_busy_models=pytest.approx(1.0),
+    )
+    seen = monitor.ended(RequestId("r1"), 4.0)
+    assert seen is not None
+    assert seen.was_alone_in_prefill, "the other one wrote already"
+    assert seen.decoding_in_prefill == pytest.approx(1.0)
+    assert seen.mean_busy_models == pytest.approx(2.0)
+
+
+def test_whoever_reads_beside_another_is_not_alone_nor_is_the_other() -> None:
+    monitor = RequestMonitor()
+    for name, model in (("r0", MODEL), ("r1", MODEL), ("r2", OTHER)):
+        monitor.dispatched(RequestId(name), reading(100.0, 1.0, model), 0.0)
+    alone = {}
+    for name in ("r0", "r1", "r2"):
+        monitor.progressed(RequestId(name), 1, 1.0)
+        seen = monitor.ended(RequestId(name), 2.0)
+        assert seen is not None
+        alone[name] = seen.was_alone_in_prefill
+    assert alone == {"r0": False, "r1": False, "r2": True}
+
+
+def alone_afterwards(monitor: RequestMonitor, now: float) -> bool:
+    """Whether the next request finds nobody, neither reading nor writing."""
+    monitor.dispatched(RequestId("next"), reading(100.0, 1.0), now)
+    monitor.progressed(RequestId("next"), 1, now + 1.0)
+    seen = monitor.ended(RequestId("next"), now + 2.0)
+    assert seen is not None
+    return seen == DecodeSeen(MODEL, 1.0, 0.0, True, 0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("had_begun", [True, False])
+def test_nothing_is_left_of_what_ended(had_begun: bool) -> None:
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0), 0.0)
+    if had_begun:
+        monitor.progressed(RequestId("r0"), 1, 1.0)
+    monitor.ended(RequestId("r0"), 2.0)
+    assert alone_afterwards(monitor, 3.0)
+
+
+def test_second_claim_of_a_request_takes_the_place_of_the_first() -> None:
+    monitor = RequestMonitor()
+    for work_seconds in (4.0, 2.0):
+        monitor.dispatched(RequestId("r0"), Claim(MODEL, work_seconds, 100.0), 0.0)
+    assert (len(monitor), monitor.backlog_seconds(0.0)) == (1, pytest.approx(2.0))
+    monitor.ended(RequestId("r0"), 1.0)
+    assert alone_afterwards(monitor, 2.0)
+
+
+def test_node_that_is_gone_leaves_nothing() -> None:
+    monitor = monitor_with(4.0, 2.0)
+    assert monitor.clear() == 2
+    assert (len(monitor), monitor.backlog_seconds(1.0), monitor.paper.at(1.0)) == (0, 0.0, 0.0)
+    assert alone_afterwards(monitor, 2.0)
+
+
+def test_paper_backlog_passes_with_time_and_not_beyond() -> None:
+    monitor = monitor_with(4.0, 2.0)
+    assert [monitor.paper.at(now) for now in (0.0, 5.0, 7.0)] == pytest.approx([6.0, 1.0, 0.0])
+    monitor.dispatched(RequestId("later"), Claim(MODEL, 1.0, 100.0), 8.0)
+    assert monitor.paper.at(8.0) == pytest.approx(1.0)

@@ -28,7 +28,7 @@ from controller.profiler.state import (
     ProfilerState,
     TokensStreamed,
 )
-from tests.fakes.reports import health, hello, join, reported_model, routable_nodes
+from tests.fakes.reports import SPEEDS, health, hello, join, reported_model, routable_nodes
 
 STALE_SECONDS = 10.0
 PI = NodeId("pi")
@@ -293,6 +293,24 @@ def test_speed_holds_for_one_power_mode(profiler: ProfilerState) -> None:
     assert speeds(profiler, now).decode_rate == pytest.approx(20.0)
     profiler.apply(HealthReported(PI, health()), now)
     assert speeds(profiler, now).decode_rate == pytest.approx(10.0, rel=0.1)
+
+
+def test_measurement_is_remembered_only_for_the_power_mode_it_was_made_in(
+    profiler: ProfilerState,
+) -> None:
+    measured = replace(SPEEDS, power_mode="15W")
+    join(profiler, 1.0, hello(models=(reported_model(calibration=measured),)))
+    for mode in ("15W", "7W"):
+        profiler.apply(HealthReported(PI, health(power_mode=mode)), 2.0)
+        assert speeds(profiler, 2.0).decode_rate == 20.0  # it stands in for the other mode
+    assert {known.key.power_mode for known in profiler.known_calibrations()} == {"15W"}
+    slow = replace(measured, decode_rate=5.0, power_mode="7W")
+    profiler.apply(ModelsReported(PI, (reported_model(calibration=slow),)), 3.0)
+    remembered = {
+        known.key.power_mode: known.calibration.decode_rate
+        for known in profiler.known_calibrations()
+    }
+    assert remembered == {"15W": 20.0, "7W": 5.0}
 
 
 def test_throttled_node_is_predicted_slower_before_any_completion_says_so(
