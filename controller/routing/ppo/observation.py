@@ -3,6 +3,7 @@
 Axes: B decisions side by side, P candidates, M models, N nodes, K kinds of nodes.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -323,6 +324,18 @@ def vector_size(layout: Layout) -> int:
     """Length of `LayoutObservation.vector`."""
     models, nodes = layout.deployed.shape
     return int(2 * models + models * layout.kinds + 2 * nodes + 4)
+
+
+def queue_inputs(layout: Layout) -> tuple[slice, slice]:
+    """Of the vector: the log waits of the nodes, and whether they are idle."""
+    models, nodes = layout.deployed.shape
+    start = models + models * layout.kinds
+    return slice(start, start + 2 * nodes, 2), slice(start + 1, start + 2 * nodes, 2)
+
+
+def waited_seconds(log_wait: float) -> float:
+    """Seconds of a log wait as it stands in the vector."""
+    return math.expm1(_LOG_SCALE * log_wait)
 
 
 def layout_observation(

@@ -1,6 +1,7 @@
 """Learned policies as routing policies, with a fall-back for what they were not trained on."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ from controller.routing.ppo.training_range import (
     check_range,
     check_strangers,
     match_layout,
+    vector_in_range,
 )
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 
@@ -178,7 +180,8 @@ def _choose_pair(
         mask,
         problem.weights[None, :],
     )
-    check_range(seen.vector[0], artifact.lowest, artifact.highest)
+    vector = vector_in_range(layout, seen.vector[0], artifact.lowest, artifact.highest)
+    seen = replace(seen, vector=vector[None, :])
     if artifact.architecture == "flat":
         model, node = flat_choice(artifact.weights, seen)
     else:

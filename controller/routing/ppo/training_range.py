@@ -5,7 +5,12 @@ from typing import Final
 
 import numpy as np
 
-from controller.routing.ppo.observation import Float32Array, Layout
+from controller.routing.ppo.observation import (
+    Float32Array,
+    Layout,
+    queue_inputs,
+    waited_seconds,
+)
 from controller.routing.problem import BoolArray, IntArray, RoutingProblem
 
 RANGE_MARGIN: Final = 0.25
@@ -28,16 +33,62 @@ def check_range(inputs: Float32Array, lowest: Float32Array, highest: Float32Arra
     Raises:
         OutOfRange: with the first input that is.
     """
-    slack = RANGE_MARGIN * (highest - lowest) + ABSOLUTE_MARGIN
     flat = inputs.reshape(-1, inputs.shape[-1])
     low, high = flat.min(axis=0), flat.max(axis=0)
-    outside = (low < lowest - slack) | (high > highest + slack)
+    outside = _is_outside(low, lowest, highest) | _is_outside(high, lowest, highest)
     if outside.any():
-        index = int(np.argmax(outside))
+        raise _out_of_range(int(np.argmax(outside)), low, high, lowest, highest)
+
+
+def vector_in_range(
+    layout: Layout, vector: Float32Array, lowest: Float32Array, highest: Float32Array
+) -> Float32Array:
+    """What the encoder of a policy of one fleet may see of a decision; float32[inputs].
+
+    A node that the policy never used was idle all through its training, and what the encoder would
+    make of a queue there is chance. Such a queue is shown to it as the nearest that it knows; it
+    counts all the same in the rewards and for the pointer, which treat all nodes alike. So it is
+    judged by the longest queue of any node.
+
+    Args:
+        layout: of the policy.
+        vector: float32[inputs], of `layout_observation`.
+        lowest, highest: float32[inputs]; of the training.
+
+    Raises:
+        OutOfRange: a queue is far longer than any in the training, or another input is outside.
+    """
+    outside = _is_outside(vector, lowest, highest)
+    if not outside.any():
+        return vector
+    waits, idles = queue_inputs(layout)
+    others = outside.copy()
+    others[waits] = others[idles] = False
+    if others.any():
+        raise _out_of_range(int(np.argmax(others)), vector, vector, lowest, highest)
+    longest = highest[waits].max()
+    if _is_outside(vector[waits], lowest[waits], longest).any():
+        ahead, trained = (waited_seconds(float(part)) for part in (vector[waits].max(), longest))
         raise OutOfRange(
-            f"input {index} lies in {low[index]:.3g}..{high[index]:.3g}, trained were "
-            f"{lowest[index]:.3g}..{highest[index]:.3g}"
+            f"a node has {ahead:.3g} s of work ahead, trained were up to {trained:.3g}"
         )
+    return np.where(outside, np.clip(vector, lowest, highest), vector)
+
+
+def _is_outside(
+    inputs: Float32Array, lowest: Float32Array, highest: Float32Array | np.float32
+) -> BoolArray:
+    slack = RANGE_MARGIN * (highest - lowest) + ABSOLUTE_MARGIN
+    return np.asarray((inputs < lowest - slack) | (inputs > highest + slack))
+
+
+def _out_of_range(
+    index: int, low: Float32Array, high: Float32Array, lowest: Float32Array, highest: Float32Array
+) -> OutOfRange:
+    return OutOfRange(
+        f"input {index} lies in {low[index]:.3g}..{high[index]:.3g}, trained were "
+        f"{lowest[index]:.3g}..{highest[index]:.3g}"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

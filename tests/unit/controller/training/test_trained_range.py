@@ -73,6 +73,14 @@ def _with_backlogs(snapshot: ClusterSnapshot, seconds: dict[NodeId, float]) -> C
     return replace(snapshot, nodes=tuple(nodes))
 
 
+def test_a_node_that_is_busy_by_others_will_is_in_range(policy: LearnedPolicy) -> None:
+    """Requests that name a model or a node queue where no policy would have sent them."""
+    idle = profiler_of(CLUSTER).snapshot(0.0)
+    for node in idle.nodes[::7]:
+        busy = _with_backlogs(idle, {node.node_id: 12.0})
+        assert policy.decide(_formulated(busy, INPUTS, 0, 0).problem, RNG, Budget()).fallbacks == {}
+
+
 def test_hours_of_work_ahead_and_answers_of_an_hour_are_out_of_range(
     policy: LearnedPolicy,
 ) -> None:
