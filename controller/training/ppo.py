@@ -501,8 +501,7 @@ class Trainer:
             float(rewards.mean()),
             quality,
             waiting,
-            *figures,
-            explained_variance(values[:-1], returns),
+            *[*figures, explained_variance(values[:-1], returns)],
         )
         self.curve.append(curve)
         return curve
