@@ -225,10 +225,11 @@ def alone_afterwards(monitor: RequestMonitor, now: float) -> bool:
     return seen == DecodeSeen(MODEL, 1.0, 0.0, True, 0.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("model", [MODEL, OTHER])
 @pytest.mark.parametrize("had_begun", [True, False])
-def test_nothing_is_left_of_what_ended(had_begun: bool) -> None:
+def test_nothing_is_left_of_what_ended(had_begun: bool, model: ModelName) -> None:
     monitor = RequestMonitor()
-    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0), 0.0)
+    monitor.dispatched(RequestId("r0"), reading(100.0, 1.0, model), 0.0)
     if had_begun:
         monitor.progressed(RequestId("r0"), 1, 1.0)
     monitor.ended(RequestId("r0"), 2.0)

@@ -13,8 +13,10 @@ from hypothesis.stateful import (
 
 from controller.domain.cluster import Calibration, NodeKind, NodeState
 from controller.domain.completion import Usage
+from controller.domain.engine_speed import CHUNK_SECONDS
 from controller.domain.node_report import ModelPhase
 from controller.ids import ModelName, NodeId, RequestId
+from controller.profiler.calibration import CalibrationKey, KnownCalibration
 from controller.profiler.state import (
     Dispatched,
     DrainChanged,
@@ -400,6 +402,196 @@ def test_fleet_that_falls_silent_as_one_gets_a_period_of_grace(profiler: Profile
 
 
 # -- any interleaving ------------------------------------------------------------------------------
+
+
+# -- what completions teach in company -------------------------------------------------------------
+
+
+def claim(profiler: ProfilerState, name: str, now: float, model: ModelName = SMALL) -> RequestId:
+    """Of 100 prompt tokens, which take half a second at the reported speed."""
+    request_id = RequestId(name)
+    profiler.apply(Dispatched(PI, request_id, model, 1.0, 50.0, 0.5, 100.0, 64), now)
+    return request_id
+
+
+def stream(profiler: ProfilerState, request_id: RequestId, now: float, tokens: int = 1) -> None:
+    profiler.apply(TokensStreamed(PI, request_id, tokens), now)
+
+
+def finish(
+    profiler: ProfilerState, request_id: RequestId, now: float, prefill: float, decode: float
+) -> None:
+    """Of an answer of 50 tokens, with the engine's own seconds."""
+    usage = Usage(100, 50, 0.0, prefill, decode)
+    profiler.apply(Ended(PI, request_id, False, usage=usage), now)
+
+
+def test_answers_written_together_teach_the_speed_of_one(profiler: ProfilerState) -> None:
+    """As the calibration says, two at once take 10/9 as long; the prompts are read in a second."""
+    join(profiler, 1.0)
+    now, decode = 1.0, 49.0 / 20.0 * 10.0 / 9.0
+    for number in range(12):
+        pair = [claim(profiler, f"q{number}-{name}", now) for name in "ab"]
+        for request_id in pair:
+            stream(profiler, request_id, now + 1.0)
+        now += 1.0 + decode
+        for request_id in pair:
+            finish(profiler, request_id, now, 1.0, decode)
+    found = speeds(profiler, now)
+    assert found.decode_rate == pytest.approx(20.0, rel=0.02)
+    assert found.prefill_rate == pytest.approx(200.0, rel=0.02)
+
+
+def test_prompt_that_was_read_meanwhile_is_taken_off_an_answer(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    now, decode = 1.0, 49.0 / 20.0 + 0.5
+    for number in range(12):
+        answer_id = claim(profiler, f"q{number}", now)
+        stream(profiler, answer_id, now + 0.5)
+        other = claim(profiler, f"other{number}", now + 1.0)
+        stream(profiler, other, now + 1.5)
+        profiler.apply(Ended(PI, other, False, is_cancelled=True), now + 1.5)
+        now += 0.5 + decode
+        finish(profiler, answer_id, now, 0.5, decode)
+    assert speeds(profiler, now).decode_rate == pytest.approx(20.0, rel=0.02)
+
+
+def test_other_models_that_were_busy_do_not_make_a_model_slow(profiler: ProfilerState) -> None:
+    models = (reported_model(), reported_model("other", digest="1" * 64))
+    join(profiler, 1.0, hello(models=models))
+    claim(profiler, "long", 1.0, ModelName("other"))
+    now = 1.0
+    for number in range(12):
+        now = answer(profiler, number, 2.0, now)
+    found = {d.model: d.calibration for d in profiler.snapshot(now).destinations}["small"]
+    assert found.decode_rate == pytest.approx(20.0, rel=0.02)
+    assert found.prefill_rate == pytest.approx(200.0, rel=0.02)
+
+
+def test_prompt_read_between_the_steps_of_an_answer_teaches_its_own_speed(
+    profiler: ProfilerState,
+) -> None:
+    """The engine decodes a step of the others after each piece of a prompt."""
+    join(profiler, 1.0)
+    stream(profiler, claim(profiler, "long", 1.0), 1.5)
+    now, prefill = 2.0, 0.5 * (1.0 + 1.0 / 20.0 / CHUNK_SECONDS)
+    for number in range(12):
+        request_id = claim(profiler, f"q{number}", now)
+        stream(profiler, request_id, now + prefill)
+        now += prefill + 0.1
+        usage = Usage(100, 2, 0.0, prefill, 0.1)  # too short to tell how fast it writes
+        profiler.apply(Ended(PI, request_id, False, usage=usage), now)
+    assert speeds(profiler, now).prefill_rate == pytest.approx(200.0, rel=0.02)
+
+
+@pytest.mark.parametrize(("completions", "rate"), [(5, 20.0), (30, 4.0)])
+def test_remembered_speed_goes_before_a_measurement_once_it_rests_on_many_completions(
+    profiler: ProfilerState, completions: int, rate: float
+) -> None:
+    key = CalibrationKey("Board", "0" * 64, "fake", "")
+    slow = replace(SPEEDS, decode_rate=4.0, saturated_decode_rate=12.0)
+    profiler.remember([KnownCalibration(key, slow, completions)])
+    join(profiler, 1.0)
+    assert speeds(profiler, 1.0).decode_rate == pytest.approx(rate)
+
+
+def test_request_that_comes_again_has_failed_the_first_time(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    for now in (1.0, 2.0):
+        profiler.apply(dispatched(), now)
+    record = profiler.nodes[PI]
+    assert (len(record.requests), record.failed_requests) == (1, 1)
+
+
+def test_long_wait_outside_the_engine_is_no_overhead_of_every_request(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    request_id = claim(profiler, "q0", 1.0)
+    stream(profiler, request_id, 1.5)
+    finish(profiler, request_id, 60.0, 0.5, 2.45)
+    assert profiler.nodes[PI].overhead_seconds == 0.0
+
+
+def test_prompt_that_was_partly_held_teaches_nothing_of_the_template(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    request_id = claim(profiler, "q0", 1.0)
+    stream(profiler, request_id, 1.5)
+    usage = Usage(150, 50, 0.0, 0.5, 2.45, cached_prompt_tokens=60)
+    profiler.apply(Ended(PI, request_id, False, usage=usage), 4.0)
+    assert profiler.nodes[PI].story_of(SMALL).extra_prompt_tokens == 0.0
+
+
+def test_what_is_known_of_a_path_ends_with_the_session(profiler: ProfilerState) -> None:
+    join(profiler, 1.0)
+    profiler.apply(ProbeReturned(PI, 0.5), 1.0)
+    assert profiler.nodes[PI].round_trip_seconds == 0.5
+    profiler.apply(NodeDisconnected(PI), 2.0)
+    assert profiler.nodes[PI].round_trip_seconds is None
+
+
+def test_age_of_a_speed_counts_from_a_new_measurement_or_the_last_completion(
+    profiler: ProfilerState,
+) -> None:
+    def age(now: float) -> float | None:
+        (model,) = profiler.nodes[PI].models
+        return profiler.nodes[PI].speed_age_seconds(model, now)
+
+    join(profiler, 1.0)
+    assert age(2.0) is None  # it may have been measured on any earlier day
+    end = answer(profiler, 0, 1.0, 2.0)
+    assert age(end + 3.0) == pytest.approx(3.0)
+    measured = replace(SPEEDS, decode_rate=30.0)
+    profiler.apply(ModelsReported(PI, (reported_model(calibration=measured),)), 50.0)
+    assert age(54.0) == pytest.approx(4.0)
+
+
+def test_speed_that_is_measured_anew_on_a_throttled_node_is_a_throttled_one(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    profiler.apply(HealthReported(PI, health(is_throttled=True)), 2.0)
+    measured = replace(SPEEDS, decode_rate=30.0)
+    profiler.apply(ModelsReported(PI, (reported_model(calibration=measured),)), 3.0)
+    assert speeds(profiler, 3.0).decode_rate == pytest.approx(30.0 / 1.5)
+
+
+def test_conversations_whose_turns_are_not_held_are_expected_less_and_less(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    ratios = []
+    for turn in range(4):
+        profiler.apply(dispatched(f"r{turn}"), 1.0 + turn)
+        usage = Usage(40, 10, 0.0, 0.2, 0.5, cached_prompt_tokens=0)
+        event = Ended(PI, RequestId(f"r{turn}"), False, usage=usage, session_id="talk")
+        profiler.apply(event, 1.5 + turn)
+        ratios.append(profiler.snapshot(2.0 + turn, ["talk"]).sessions["talk"].hit_ratio)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[-1] < 0.5 * ratios[0]
+
+
+def test_conversations_and_calibrations_are_bounded(
+    profiler: ProfilerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.profiler.state._MAX_SESSIONS", 3)
+    monkeypatch.setattr("controller.profiler.state._MAX_REMEMBERED", 3)
+    join(profiler, 1.0)
+    for number in range(5):
+        profiler.apply(dispatched(f"r{number}"), 1.0)
+        event = Ended(
+            PI, RequestId(f"r{number}"), False, usage=Usage(40, 10), session_id=f"s{number}"
+        )
+        profiler.apply(event, 1.0)
+        key = CalibrationKey("Board", f"{number}", "fake", "")
+        profiler.remember([KnownCalibration(key, SPEEDS, 0)])
+    sessions = profiler.snapshot(1.0, [f"s{number}" for number in range(5)]).sessions
+    assert set(sessions) == {"s2", "s3", "s4"}
+    remembered = {one.key.digest for one in profiler.known_calibrations()}
+    assert remembered == {"3", "4", "0" * 64}  # the connected node's own is the latest
+
 
 NODES = tuple(NodeId(name) for name in ("a", "b", "c"))
 
