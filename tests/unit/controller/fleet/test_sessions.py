@@ -1,3 +1,6 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -5,12 +8,13 @@ import pytest
 from controller.config import FleetSettings
 from controller.domain.batch import Candidate, Placement
 from controller.domain.completion import Completion, FinishReason
+from controller.domain.order import MeasureSpeed
 from controller.domain.request import InferenceRequest
 from controller.fleet.convert import BadReportError, attributes_to_proto, model_to_proto
 from controller.fleet.links import NodeLink
 from controller.fleet.sessions import FleetSessions, IncompatibleVersionError
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import ProfilerState
+from controller.profiler.state import Dispatched, Ended, ProfilerState
 from pointsman.v1 import fleet_pb2, types_pb2
 from tests.fakes.reports import hello, reported_model, routable_nodes
 
@@ -28,9 +32,9 @@ def anyio_backend() -> str:
 class Fleet:
     """Sessions whose callbacks are written down."""
 
-    def __init__(self) -> None:
-        self.profiler = ProfilerState(SETTINGS.lease_seconds)
-        self.sessions = FleetSessions(SETTINGS, self.profiler)
+    def __init__(self, settings: FleetSettings = SETTINGS) -> None:
+        self.profiler = ProfilerState(settings.lease_seconds)
+        self.sessions = FleetSessions(settings, self.profiler)
         self.heard: list[tuple[Any, ...]] = []
         self.sessions.on_progress = lambda *heard: self.heard.append(("progress", *heard))
         self.sessions.on_completion = self._completed
@@ -40,16 +44,23 @@ class Fleet:
         self.heard.append(("completion", *heard))
         return False
 
-    def connect(self, instance_id: str = "first", versions: tuple[int, int] = (1, 1)) -> NodeLink:
-        return self.sessions.connect(introduction(instance_id, versions))
+    def connect(
+        self,
+        instance_id: str = "first",
+        versions: tuple[int, int] = (1, 1),
+        node_id: str = "pi",
+    ) -> NodeLink:
+        return self.sessions.connect(introduction(instance_id, versions, node_id))
 
     def receive(self, link: NodeLink, instance_id: str = "first", **message: Any) -> None:
         self.sessions.receive(link, fleet_pb2.ConnectRequest(**message), instance_id)
 
 
-def introduction(instance_id: str = "first", versions: tuple[int, int] = (1, 1)) -> fleet_pb2.Hello:
+def introduction(
+    instance_id: str = "first", versions: tuple[int, int] = (1, 1), node_id: str = "pi"
+) -> fleet_pb2.Hello:
     return fleet_pb2.Hello(
-        node_id="pi",
+        node_id=node_id,
         instance_id=instance_id,
         min_protocol_version=versions[0],
         max_protocol_version=versions[1],
@@ -212,6 +223,92 @@ async def test_echo_of_a_probe_gives_the_round_trip(fleet: Fleet) -> None:
     assert measured >= 0.0
     fleet.receive(link, probe_echo=fleet_pb2.ProbeEcho(nonce=nonce))
     assert fleet.profiler.nodes[PI].round_trip_seconds == measured
+
+
+@asynccontextmanager
+async def probing() -> AsyncIterator[tuple[Fleet, NodeLink]]:
+    """A fleet of one node that is probed all the time; its first probe has been echoed."""
+    fleet = Fleet(FleetSettings(probe_interval_seconds=0.005, goodput_interval_seconds=3600.0))
+    link = fleet.connect()
+    task = asyncio.create_task(fleet.sessions.probe_paths())
+    try:
+        await echoed(fleet, link)
+        yield fleet, link
+    finally:
+        task.cancel()
+
+
+async def echoed(
+    fleet: Fleet, link: NodeLink, echo_bytes: int | None = None
+) -> fleet_pb2.Probe | None:
+    """The node's next probe, answered; None when none comes."""
+    try:
+        probe = (await asyncio.wait_for(sent(link, "probe"), 0.2)).probe
+    except asyncio.TimeoutError:
+        return None
+    padding = bytes(probe.echo_bytes if echo_bytes is None else echo_bytes)
+    fleet.receive(link, probe_echo=fleet_pb2.ProbeEcho(nonce=probe.nonce, padding=padding))
+    return probe
+
+
+async def sizes(fleet: Fleet, link: NodeLink) -> set[bool]:
+    """Whether the next probes carry something."""
+    probes = [await echoed(fleet, link) for _ in range(4)]
+    assert None not in probes
+    return {bool(probe and (probe.padding or probe.echo_bytes)) for probe in probes}
+
+
+async def test_node_is_probed_again_only_when_it_has_echoed() -> None:
+    async with probing() as (fleet, link):
+        waiting = (await asyncio.wait_for(sent(link, "probe"), 1.0)).probe
+        assert await echoed(fleet, link) is None
+        fleet.receive(link, probe_echo=fleet_pb2.ProbeEcho(nonce=waiting.nonce))
+        assert await echoed(fleet, link) is not None
+
+
+async def test_probe_that_a_lost_session_never_echoed_is_forgotten() -> None:
+    async with probing() as (fleet, link):
+        await asyncio.wait_for(sent(link, "probe"), 1.0)
+        again = fleet.connect("second")
+        assert await echoed(fleet, again) is not None
+        assert await echoed(fleet, again) is not None
+
+
+async def test_nothing_is_sent_to_measure_goodput_while_a_request_is_under_way() -> None:
+    async with probing() as (fleet, link):
+        request_id = RequestId("r1")
+        fleet.profiler.apply(Dispatched(PI, request_id, ModelName("small"), 1.0, 9.0), 0.0)
+        await echoed(fleet, link)  # one that was under way already may carry something
+        assert await sizes(fleet, link) == {False}
+        fleet.profiler.apply(Ended(PI, request_id, False), 1.0)
+        assert True in await sizes(fleet, link)
+
+
+async def test_nothing_is_sent_to_measure_goodput_while_an_order_is_carried_out() -> None:
+    async with probing() as (fleet, link):
+        order = fleet.sessions.order(PI, MeasureSpeed(None))
+        following = asyncio.ensure_future(anext(order))
+        await asyncio.sleep(0)
+        await echoed(fleet, link)
+        assert await sizes(fleet, link) == {False}
+        following.cancel()
+
+
+async def test_echo_that_is_shorter_than_asked_for_tells_nothing_of_the_way_back() -> None:
+    """An older agent knows no echo_bytes."""
+    async with probing() as (fleet, link):
+        probes = [await echoed(fleet, link, echo_bytes=0) for _ in range(6)]
+        assert any(probe and probe.echo_bytes for probe in probes)
+        record = fleet.profiler.nodes[PI]
+        assert record.path.receive_bytes_per_second is not None
+        assert record.path.transmit_bytes_per_second is None
+
+
+async def test_echo_of_another_nodes_probe_counts_for_nobody(fleet: Fleet) -> None:
+    link, other = fleet.connect(), fleet.connect(node_id="vm")
+    nonce = (await sent(link, "probe")).probe.nonce
+    fleet.receive(other, probe_echo=fleet_pb2.ProbeEcho(nonce=nonce))
+    assert [record.round_trip_seconds for record in fleet.profiler.nodes.values()] == [None, None]
 
 
 async def test_message_of_a_newer_agent_is_ignored_and_keeps_the_lease(fleet: Fleet) -> None:

@@ -74,6 +74,30 @@ def test_nothing_is_sent_merely_to_measure_over_busy_or_metered_links() -> None:
     assert metered.next_probe(True, INTERVAL, 1.0).is_empty
 
 
+def test_sized_probes_follow_at_once_until_both_ways_are_known_and_then_rarely() -> None:
+    estimate = path()
+    estimate.probed(EMPTY_PROBE, 0.02, 0.0)
+    for now in (1.0, 1.1):
+        size = estimate.next_probe(True, INTERVAL, now)
+        assert not size.is_empty
+        estimate.probed(size, 0.05, now)
+    assert estimate.next_probe(True, INTERVAL, INTERVAL).is_empty
+    assert not estimate.next_probe(True, INTERVAL, 1.1 + INTERVAL).is_empty
+
+
+def test_probe_too_small_for_a_fast_link_does_not_make_it_slow() -> None:
+    """The rest of a few milliseconds is jitter; a greater probe will tell."""
+    estimate = path()
+    estimate.probed(EMPTY_PROBE, 0.02, 0.0)
+    size = ProbeSize(padding_bytes=LEAST_PROBE_BYTES)
+    estimate.probed(size, 0.0206, 1.0)
+    fast = estimate.receive_bytes_per_second
+    estimate.probed(size, 0.023, 2.0)
+    assert estimate.receive_bytes_per_second == fast
+    estimate.probed(size, 0.2, 3.0)
+    assert estimate.receive_bytes_per_second < fast  # that was the link
+
+
 def test_round_trip_comes_before_goodput() -> None:
     assert path().next_probe(True, INTERVAL, 0.0).is_empty
 
