@@ -182,6 +182,28 @@ def test_routed_batches_are_reported_and_everything_is_exported(tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_as_many_questions_are_under_way_at_a_destination_as_were_asked_for(
+    tmp_path: Path, concurrency: int
+) -> None:
+    workload, out = tmp_path / "sums.jsonl", tmp_path / "run"
+    workload.write_text(arithmetic(9))
+
+    async def scenario() -> None:
+        async with running_fleet(tmp_path) as fleet:
+            models = (ModelSettings("fake-a", slots=8, threads=1),)
+            await fleet.add_agent("one", models, make_engine=slowly)
+            await command(
+                fleet, "--workload", workload, "--concurrency", str(concurrency), "--out", out,
+                *where(fleet),
+            )  # fmt: skip
+        others = [row.inflight_requests for row in measured(out)]
+        assert len(others) == 9
+        assert max(others) == concurrency - 1
+
+    asyncio.run(scenario())
+
+
 @contextlib.contextmanager
 def profiling(arguments: list[str | Path]) -> Iterator["subprocess.Popen[bytes]"]:
     """A run in the background; killed at the end if it is still there."""
