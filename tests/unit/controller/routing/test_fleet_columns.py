@@ -102,6 +102,14 @@ def test_columns_are_those_of_the_fleet_as_it_is_now(
         _check(fleet_columns(snapshot), snapshot)
 
 
+def test_a_node_without_a_model_shifts_the_indices_of_those_behind_it() -> None:
+    destinations = [destination("b"), destination("c")]
+    assert fleet_columns(fleet([node("b"), node("c")], destinations)).node_of.tolist() == [0, 1]
+    joined = fleet([node("a"), node("b"), node("c")], destinations)
+    assert fleet_columns(joined).node_of.tolist() == [1, 2]
+    _check(fleet_columns(joined), joined)
+
+
 def test_what_no_column_tells_of_leaves_the_arrays_alone() -> None:
     """Claims and backlogs change with every request; the arrays of a fleet do not."""
     destinations = [destination("a"), destination("a", "other"), destination("b"),
