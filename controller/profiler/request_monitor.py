@@ -79,7 +79,6 @@ class DecodeSeen:
 class _Entry:
     claim: Claim
     dispatched_at: float
-    updated_at: float
     streamed_tokens: int = 0
     first_token_at: float | None = None
     was_alone: bool = True
@@ -124,6 +123,7 @@ class _Engine:
 
     reading: int = 0
     decoding: int = 0
+    heard_at: float = 0.0  # of its last token or end, or since when it has something to do
     decoding_seconds: float = 0.0
     prefill_seconds: float = 0.0
     # The prompts that are being read together, until none is.
@@ -166,6 +166,9 @@ class RequestMonitor:
     _engines: dict[ModelName, _Engine] = field(default_factory=dict)
     _busy_seconds: float = 0.0
     _at: float = 0.0
+    # The last token or end, or the last claim since; and the seconds of work between the two.
+    _heard_at: float = 0.0
+    _silent_seconds: float = 0.0
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -178,7 +181,11 @@ class RequestMonitor:
         self.ended(request_id, now)
         self._advance(now)
         self.paper.assigned(claim.work_seconds, now)
+        self._silent_seconds = self._worked_seconds(now)
+        self._heard_at = now
         engine = self._engines.setdefault(claim.model, _Engine())
+        if not engine.is_busy:
+            engine.heard_at = now
         if not engine.reading:
             engine.group_at, engine.group_tokens, engine.group_size = now, 0.0, 0
             engine.group_decoding = engine.decoding_seconds
@@ -189,7 +196,6 @@ class RequestMonitor:
                     entry.was_alone = False
         self._in_flight[request_id] = _Entry(
             claim,
-            now,
             now,
             was_alone=not engine.reading,
             decoding_at_dispatch=engine.decoding_seconds,
@@ -210,7 +216,7 @@ class RequestMonitor:
             return None
         self._advance(now)
         entry.streamed_tokens += tokens
-        entry.updated_at = max(now, entry.updated_at)
+        self._heard(entry.claim.model, now)
         return self._first_token(entry, now) if entry.is_reading else None
 
     def _first_token(self, entry: _Entry, now: float) -> PrefillSeen | None:
@@ -248,6 +254,8 @@ class RequestMonitor:
         if entry is None:
             return None
         self._advance(now)
+        if self._was_worked_on(entry):
+            self._heard(entry.claim.model, now)
         del self._in_flight[request_id]
         engine = self._engines[entry.claim.model]
         if entry.is_reading:
@@ -278,6 +286,7 @@ class RequestMonitor:
         self._in_flight.clear()
         self._engines.clear()
         self.paper = PaperBacklog()
+        self._silent_seconds = 0.0
         return lost
 
     def backlog_seconds(self, now: float) -> float:
@@ -289,9 +298,34 @@ class RequestMonitor:
         """
         if not self._in_flight:
             return 0.0
-        remaining = [entry.remaining_seconds() for entry in self._in_flight.values()]
-        elapsed = now - max(entry.updated_at for entry in self._in_flight.values())
-        return max(sum(remaining) - max(elapsed, 0.0), 0.1 * max(remaining))
+        return sum(self._remaining()) - self._worked_seconds(now)
+
+    def _remaining(self) -> list[float]:
+        return [entry.remaining_seconds() for entry in self._in_flight.values()]
+
+    def _worked_seconds(self, now: float) -> float:
+        """Since the last sign of progress; a claim that came since takes nothing away from it."""
+        remaining = self._remaining()
+        if not remaining:
+            return 0.0
+        worked = self._silent_seconds + max(now - self._heard_at, 0.0)
+        return min(worked, sum(remaining) - 0.1 * max(remaining))
+
+    def _was_worked_on(self, entry: _Entry) -> bool:
+        """Whether it was not just waiting; prompts are read in the order of their claims."""
+        reading = (
+            other
+            for other in self._in_flight.values()
+            if other.is_reading and other.claim.model == entry.claim.model
+        )
+        return not entry.is_reading or next(reading) is entry
+
+    def _heard(self, model: ModelName, now: float) -> None:
+        """There was a sign of progress of one of the model's requests."""
+        engine = self._engines[model]
+        engine.heard_at = max(now, engine.heard_at)
+        self._heard_at = max(now, self._heard_at)
+        self._silent_seconds = 0.0
 
     def in_flight(self, now: float) -> tuple[InFlightWork, ...]:
         """What each request in flight still needs, in the order of their claims.
@@ -299,18 +333,18 @@ class RequestMonitor:
         Prompts are read in that order, so the seconds since an engine was last heard of are taken
         off the first ones.
         """
-        heard: dict[ModelName, float] = {}
-        for entry in self._in_flight.values():
-            model = entry.claim.model
-            heard[model] = max(heard.get(model, entry.updated_at), entry.updated_at)
-        spare = {model: max(now - at, 0.0) for model, at in heard.items()}
+        spare = {model: max(now - engine.heard_at, 0.0) for model, engine in self._engines.items()}
         works = []
         for entry in self._in_flight.values():
             claim, prompt_left = entry.claim, 0.0
             if entry.is_reading:
                 prompt_left = claim.prompt_tokens
                 if claim.prefill_seconds > 0.0:
-                    used = min(spare[claim.model], 0.95 * claim.prefill_seconds)
+                    used = min(
+                        spare[claim.model],
+                        max(now - entry.dispatched_at, 0.0),
+                        0.95 * claim.prefill_seconds,
+                    )
                     spare[claim.model] -= used
                     prompt_left *= 1.0 - used / claim.prefill_seconds
             works.append(InFlightWork(claim.model, prompt_left, entry.remaining_tokens()))

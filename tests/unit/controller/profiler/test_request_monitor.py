@@ -113,9 +113,79 @@ def test_first_token_pays_for_the_prompt() -> None:
 
 
 def test_time_is_taken_off_since_the_latest_sign_of_any_request() -> None:
+    monitor = monitor_with(4.0, 4.0)
+    monitor.progressed(RequestId("r1"), 50, 2.0)
+    assert monitor.backlog_seconds(3.0) == pytest.approx(4.0 + 2.0 - 1.0)
+
+
+def test_claim_takes_nothing_away_from_the_work_that_was_done_before_it() -> None:
     monitor = monitor_with(4.0)
     monitor.dispatched(RequestId("later"), Claim(MODEL, 4.0, 100.0), 2.0)
-    assert monitor.backlog_seconds(3.0) == pytest.approx(7.0)
+    assert monitor.backlog_seconds(3.0) == pytest.approx(5.0)
+
+
+def test_new_work_is_not_taken_for_done_by_a_node_that_was_silent_for_long() -> None:
+    monitor = monitor_with(10.0)
+    monitor.dispatched(RequestId("later"), Claim(MODEL, 10.0, 100.0), 1e4)
+    assert monitor.backlog_seconds(1e4) == pytest.approx(11.0)
+
+
+def test_wait_of_a_request_is_no_work_on_it() -> None:
+    monitor = monitor_with(10.0, 10.0)
+    monitor.ended(RequestId("r0"), 10.0)
+    assert monitor.backlog_seconds(10.0) == pytest.approx(10.0)
+
+
+def test_end_of_a_request_that_only_waited_is_no_sign_of_progress() -> None:
+    monitor = monitor_with(10.0, 10.0)
+    monitor.ended(RequestId("r1"), 8.0)
+    assert monitor.backlog_seconds(8.0) == pytest.approx(2.0)
+
+
+def test_prompt_of_a_request_that_waited_is_still_to_be_read() -> None:
+    monitor = RequestMonitor()
+    for name in ("r0", "r1"):
+        monitor.dispatched(RequestId(name), reading(100.0, 2.0), 0.0)
+    monitor.ended(RequestId("r0"), 2.0)
+    (waited,) = monitor.in_flight(2.0)
+    assert waited.prompt_tokens == pytest.approx(100.0)
+
+
+def test_prompt_that_came_to_a_silent_node_is_not_taken_for_read() -> None:
+    monitor = RequestMonitor()
+    monitor.dispatched(RequestId("r0"), reading(100.0, 2.0), 0.0)
+    monitor.dispatched(RequestId("r1"), reading(100.0, 2.0), 50.0)
+    assert monitor.in_flight(50.5)[1].prompt_tokens == pytest.approx(75.0)
+
+
+jobs = st.tuples(st.floats(0.0, 20.0), st.floats(0.1, 10.0))  # seconds since the last, and of work
+
+
+@given(st.lists(jobs, min_size=1, max_size=8), st.floats(0.0, 1.0))
+def test_backlog_is_what_is_left_when_each_takes_what_was_claimed(
+    arriving: list[tuple[float, float]], moment: float
+) -> None:
+    """Nothing streams: the ends alone say how far the node has come."""
+    monitor, now, free = RequestMonitor(), 0.0, 0.0
+    events: list[tuple[float, int, str]] = []
+    left: dict[str, tuple[float, float, float]] = {}
+    for index, (gap, seconds) in enumerate(arriving):
+        now += gap
+        began, free = max(now, free), max(now, free) + seconds
+        left[f"r{index}"] = (began, free, seconds)
+        events += [(now, 1, f"r{index}"), (free, 0, f"r{index}")]
+    until = moment * free
+    for at, is_claim, name in sorted(events):
+        if at > until:
+            break
+        if is_claim:
+            monitor.dispatched(RequestId(name), Claim(MODEL, left[name][2], 100.0), at)
+        else:
+            monitor.ended(RequestId(name), at)
+    there = [left[name] for name in left if monitor.is_in_flight(RequestId(name))]
+    true = sum(min(end - until, seconds) for _, end, seconds in there)
+    longest = max((seconds for _, _, seconds in there), default=0.0)
+    assert true - 1e-6 <= monitor.backlog_seconds(until) <= true + 0.1 * longest + 1e-6
 
 
 def test_prompts_are_read_in_the_order_of_their_claims() -> None:
