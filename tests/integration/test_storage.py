@@ -99,6 +99,8 @@ def test_a_damaged_database_is_told_and_repaired_with_what_can_be_read(tmp_path)
     assert 0 < done.rows["requests"] < 200
     store = SqliteStore(tmp_path)
     assert store.load().nodes == (node(),)
+    kept = {row.request_id for row in store.finished(1000)}
+    assert {"r-0", "r-199"} <= kept, "what lies before the damage, and what lies behind it"
     assert len(store.finished(1000)) == done.rows["requests"]
     store.close(5.0)
     assert check_storage(tmp_path).problems == ()
@@ -146,6 +148,23 @@ def test_retention_by_number_drops_the_oldest(tmp_path, monkeypatch):
     kept = [row.request_id for row in store.finished(1000)]
     assert kept == [f"r-{number}" for number in range(199, 179, -1)]
     store.close(5.0)
+
+
+def test_retention_by_age_drops_what_is_too_old(tmp_path, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86_400 * 5)
+    filled(tmp_path, 3)
+    monkeypatch.undo()
+    store = SqliteStore(tmp_path, Retention(days=4.0))
+    store.save_finished(finished_record("new"))
+    assert store.close(10.0)
+    store = SqliteStore(tmp_path, Retention(days=4.0))
+    store.save_node(node(done=9))  # wakes the writer, which tidies first thing
+    assert store.flush(10.0)
+    assert store.close(10.0)
+    store = SqliteStore(tmp_path)
+    assert [row.request_id for row in store.finished(1000)] == ["new"]
+    assert store.close(5.0)
 
 
 def test_prompts_that_were_kept_are_gone_once_they_shall_not_be(tmp_path):

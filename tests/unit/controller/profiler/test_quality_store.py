@@ -136,6 +136,10 @@ def test_a_hard_prompt_is_hard_for_a_destination_that_never_saw_it() -> None:
         for p in (0, 1)
     )
     assert hard < easy
+    seen = store.evidence(vector(0)[None], [Target("d/m4", "m4", 0.5)], 1)
+    # Three destinations of mean 0.9 failed it: (3 * -0.9) / (3 + 1), as docs/quality.md has it.
+    assert seen.difficulty[0, 0] == pytest.approx(-2.7 / 4)
+    assert seen.difficulty_count[0, 0] == 3
 
 
 def test_an_empty_store_knows_only_priors() -> None:

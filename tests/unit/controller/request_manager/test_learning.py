@@ -168,6 +168,18 @@ async def test_judged_answer_is_kept_over_a_restart(tmp_path: Path) -> None:
     second.close()
 
 
+async def test_length_is_learnt_once_though_a_score_comes_later(
+    predictor: QualityPredictor,
+) -> None:
+    given: list[Outcome] = []
+    learner = Learner(predictor)
+    predictor.learn = given.extend  # type: ignore[method-assign,assignment]
+    learner.finished(record("Algebra one"))
+    learner.judged(record("Algebra one"), 0.25)
+    await learner.drain()
+    assert [(o.score_ratio, o.output_tokens) for o in given] == [(None, 7), (0.25, None)]
+
+
 @pytest.mark.parametrize("score", [-0.1, 1.1, float("nan")])
 def test_score_outside_0_to_1_is_refused(predictor: QualityPredictor, score: float) -> None:
     with pytest.raises(InvalidRequestError, match="0 to 1"):

@@ -1,6 +1,7 @@
 """What of a running controller is given to its store, and when."""
 
 import asyncio
+from dataclasses import replace
 
 from controller.config import FleetSettings, OrderSettings
 from controller.domain.cluster import NodeKind, PowerProfile
@@ -11,7 +12,8 @@ from controller.profiler.state import NodeForgotten, ProfilerState
 from controller.storage.base import KnownNode
 from controller.storage.keeping import StateKeeper
 from controller.storage.memory import MemoryStore
-from tests.fakes.records import finished_record
+from tests.fakes.records import candidate, finished_record
+from tests.fakes.reports import SPEEDS, hello, join, reported_model, routable_nodes
 
 NODE = NodeId("pi-1")
 
@@ -58,6 +60,34 @@ def test_a_finished_request_is_given_with_the_last_sequence_of_its_node():
     keeper.finished(finished_record())
     assert store.given == ["request", "node 18"]
     assert store.load().nodes == (known(completed=3, acked=18),)
+
+
+def test_what_a_node_told_of_a_request_that_went_on_elsewhere_is_kept_with_it():
+    """Its fact is settled by the request's end, wherever that was answered."""
+    store = Recording()
+    store.save_node(known(completed=3, acked=17))
+    keeper, _, sessions = keeper_over(store)
+    store.given.clear()
+    sessions.restore(NODE, False, "start-1", 18)
+    moved = finished_record()
+    assert moved.placement is not None
+    moved.placement = replace(moved.placement, chosen=candidate("elsewhere"))
+    sessions.settle = lambda request_id: NODE
+    keeper.finished(moved)
+    assert store.given == ["request", "node 18"]
+
+
+def test_speeds_that_were_learnt_make_a_node_routable_after_a_restart():
+    store = MemoryStore()
+    keeper, profiler, _ = keeper_over(store)
+    join(profiler, 1.0, hello(NODE))
+    assert store.load().calibrations == ()
+    keeper.keep_all()
+    (kept,) = store.load().calibrations
+    assert kept.calibration.decode_rate == SPEEDS.decode_rate
+    _, restarted, _ = keeper_over(store)
+    join(restarted, 2.0, hello(NODE, models=(reported_model(calibration=None),)))
+    assert routable_nodes(restarted.snapshot(2.0)) == {NODE}
 
 
 def test_what_has_not_changed_is_not_given_again():
