@@ -28,7 +28,8 @@ from controller.errors import (
 )
 from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import NodeForgotten, NodeRecord, ProfilerState
+from controller.profiler.events import NodeForgotten
+from controller.profiler.state import NodeRecord, ProfilerState
 from controller.request_manager.decider import Decider, PolicyChoice
 from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager

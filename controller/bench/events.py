@@ -25,14 +25,14 @@ from controller.domain.node_report import (
 from controller.domain.request import InferenceRequest, Sampling
 from controller.fleet.sessions import FleetSessions
 from controller.ids import BatchId, ModelName, NodeId, RequestId
-from controller.profiler.state import (
+from controller.profiler.events import (
     Dispatched,
     Ended,
     HealthReported,
     NodeConnected,
-    ProfilerState,
     TokensStreamed,
 )
+from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import GIL_SWITCH_SECONDS, Decider
 from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import ControllerStore

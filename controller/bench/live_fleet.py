@@ -28,14 +28,14 @@ from controller.domain.node_report import (
 )
 from controller.domain.request import InferenceRequest
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import (
+from controller.profiler.events import (
     Dispatched,
     Ended,
     HealthReported,
     NodeConnected,
-    ProfilerState,
     TokensStreamed,
 )
+from controller.profiler.state import ProfilerState
 from controller.routing.formulation import FormulatedBatch
 from controller.routing.problem import FloatArray
 from controller.simulator.cluster import ClusterDescription

@@ -27,16 +27,16 @@ from controller.fleet.links import NodeLink
 from controller.fleet.orders import OrderBook
 from controller.fleet.registry import Registry
 from controller.ids import NodeId, RequestId, SessionId
-from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
-from controller.profiler.state import (
+from controller.profiler.events import (
     DrainChanged,
     HealthReported,
     ModelsReported,
     NodeConnected,
     NodeDisconnected,
     ProbeReturned,
-    ProfilerState,
 )
+from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
+from controller.profiler.state import ProfilerState
 from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()

@@ -29,7 +29,8 @@ from controller.errors import (
     ShuttingDownError,
 )
 from controller.ids import NodeId, RequestId
-from controller.profiler.state import Dispatched, Ended, ProfilerState, TokensStreamed
+from controller.profiler.events import Dispatched, Ended, TokensStreamed
+from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
 from controller.request_manager.inflight import (
     Attempt,

@@ -14,7 +14,8 @@ from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import Constraints, InferenceRequest
 from controller.ids import BatchId, ModelName, NodeId, RequestId
-from controller.profiler.state import NodeDisconnected, ProfilerState
+from controller.profiler.events import NodeDisconnected
+from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
 from controller.request_manager.manager import InferEvent, RequestManager
 from tests.fakes.reports import hello, join

@@ -17,7 +17,8 @@ from controller.domain.node_report import (
     ReportedModel,
 )
 from controller.ids import ModelName, NodeId
-from controller.profiler.state import HealthReported, NodeConnected, ProfilerState
+from controller.profiler.events import HealthReported, NodeConnected
+from controller.profiler.state import ProfilerState
 
 SPEEDS = Calibration(200.0, 20.0, 60.0)
 

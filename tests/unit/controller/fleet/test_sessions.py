@@ -14,7 +14,8 @@ from controller.fleet.convert import BadReportError, attributes_to_proto, model_
 from controller.fleet.links import NodeLink
 from controller.fleet.sessions import FleetSessions, IncompatibleVersionError
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import Dispatched, Ended, ProfilerState
+from controller.profiler.events import Dispatched, Ended
+from controller.profiler.state import ProfilerState
 from pointsman.v1 import fleet_pb2, types_pb2
 from tests.fakes.reports import hello, reported_model, routable_nodes
 

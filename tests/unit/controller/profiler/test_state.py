@@ -17,7 +17,7 @@ from controller.domain.engine_speed import CHUNK_SECONDS
 from controller.domain.node_report import ModelPhase
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.profiler.state import (
+from controller.profiler.events import (
     Dispatched,
     DrainChanged,
     Ended,
@@ -27,9 +27,9 @@ from controller.profiler.state import (
     NodeDisconnected,
     NodeForgotten,
     ProbeReturned,
-    ProfilerState,
     TokensStreamed,
 )
+from controller.profiler.state import ProfilerState
 from tests.fakes.reports import SPEEDS, health, hello, join, reported_model, routable_nodes
 
 STALE_SECONDS = 10.0

@@ -13,7 +13,8 @@ from controller.errors import (
     UnknownModelError,
 )
 from controller.ids import ModelName, RequestId
-from controller.profiler.state import NodeDisconnected, ProfilerState
+from controller.profiler.events import NodeDisconnected
+from controller.profiler.state import ProfilerState
 from controller.request_manager.refusals import refusal_error
 from tests.fakes.reports import hello, join, reported_model
 

@@ -8,7 +8,8 @@ from controller.domain.cluster import NodeKind, PowerProfile
 from controller.domain.node_report import NodeAttributes, NodeHello
 from controller.fleet.sessions import FleetSessions
 from controller.ids import NodeId
-from controller.profiler.state import NodeForgotten, ProfilerState
+from controller.profiler.events import NodeForgotten
+from controller.profiler.state import ProfilerState
 from controller.storage.base import KnownNode
 from controller.storage.keeping import StateKeeper
 from controller.storage.memory import MemoryStore

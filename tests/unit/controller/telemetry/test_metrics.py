@@ -6,7 +6,8 @@ from controller.api.service import Figures, NodeView
 from controller.domain.batch import DecisionTotals
 from controller.domain.completion import Usage
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.state import Dispatched, Ended, ProfilerState, TokensStreamed
+from controller.profiler.events import Dispatched, Ended, TokensStreamed
+from controller.profiler.state import ProfilerState
 from controller.request_manager.records import RequestState
 from controller.routing.policy import FallbackCause
 from controller.storage.base import StoreState

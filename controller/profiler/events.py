@@ -1,0 +1,120 @@
+"""What the profiler is told: the only way in to `ProfilerState`."""
+
+from dataclasses import dataclass
+
+from controller.domain.completion import Usage
+from controller.domain.node_report import Health, NodeHello, ReportedModel
+from controller.ids import ModelName, NodeId, RequestId
+from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConnected:
+    """A session began."""
+
+    hello: NodeHello
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    """A session ended or its lease ran out."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeForgotten:
+    """An operator dropped an offline node."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainChanged:
+    """An operator drains a node or lifts it."""
+
+    node_id: NodeId
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsReported:
+    """The node's whole list of models."""
+
+    node_id: NodeId
+    models: tuple[ReportedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReported:
+    """One health sample arrived."""
+
+    node_id: NodeId
+    health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReturned:
+    """A probe came back; empty ones measure the round trip, others the goodput."""
+
+    node_id: NodeId
+    seconds: float
+    size: ProbeSize = EMPTY_PROBE
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request was claimed for a node; the fields are those of `Claim`."""
+
+    node_id: NodeId
+    request_id: RequestId
+    model: ModelName
+    work_seconds: float
+    expected_tokens: float
+    prefill_seconds: float = 0.0
+    prompt_tokens: float = 0.0
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensStreamed:
+    """A node made progress on a request."""
+
+    node_id: NodeId
+    request_id: RequestId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request is no longer at the node; the second end of a request changes nothing.
+
+    Attributes:
+        is_cancelled: the client went away, or the node cut the answer off.
+        usage: what the node measured of a whole answer; None for every other end.
+        was_cut: the answer reached its limit.
+        session_id: the conversation it belongs to; empty for none.
+    """
+
+    node_id: NodeId
+    request_id: RequestId
+    is_failure: bool
+    is_cancelled: bool = False
+    usage: Usage | None = None
+    was_cut: bool = False
+    session_id: str = ""
+
+
+ProfilerEvent = (
+    NodeConnected
+    | NodeDisconnected
+    | NodeForgotten
+    | DrainChanged
+    | ModelsReported
+    | HealthReported
+    | ProbeReturned
+    | Dispatched
+    | TokensStreamed
+    | Ended
+)
