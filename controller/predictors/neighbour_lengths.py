@@ -4,8 +4,7 @@ What is asked for is the length that a request's limit leaves, so every neighbou
 that limit first; a mean that is cut afterwards would be too long. A neighbour whose answer was cut
 off itself says only that it would have been longer: it counts as long as it was, and beyond that as
 answers of this destination go on (the imputation of Buckley and James, 1979, with an exponential
-remainder). Neighbours that the destination never answered count by how long others found them, or
-found them at least.
+remainder). Neighbours that the destination never answered count by how long others found them.
 """
 
 from dataclasses import dataclass
@@ -116,10 +115,6 @@ def _neighbour_lengths(
     lengths = np.where(np.isnan(own), lengths, own)
     most = limits[:, None, None]
     cut = evidence.cut_tokens[:, kept]
-    relative_cut = evidence.relative_cut[:, kept]
-    if not np.isnan(relative_cut).all():
-        elsewhere = np.where(np.isnan(lengths), relative_cut[:, :, None] * centre, np.nan)
-        cut = np.where(np.isnan(cut), elsewhere, cut)
     is_cut = ~np.isnan(cut)
     lengths = np.minimum(lengths, most)
     if is_cut.any():

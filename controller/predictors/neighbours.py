@@ -78,9 +78,7 @@ class Evidence:
         cut_tokens: float64[R, K, D]; where no whole answer of the target's own is known, how long
             its longest one was when a limit cut it off; NaN otherwise.
         relative_length: float64[R, K]; the neighbour's answer length over the mean length of the
-            destination that wrote it, on average over them; NaN where nobody answered in full.
-        relative_cut: float64[R, K]; the same of the answers that a limit cut off, where there are
-            no others; NaN otherwise.
+            destination that wrote it, on average over them; NaN where nobody answered.
         mean_tokens: float64[D]; answers that were cut off count as going on. NaN where neither the
             target nor its model ended an answer.
         tokens_count: int64[D]; answers behind it.
@@ -99,7 +97,6 @@ class Evidence:
     tokens: FloatArray
     cut_tokens: FloatArray
     relative_length: FloatArray
-    relative_cut: FloatArray
     mean_tokens: FloatArray
     tokens_count: IntArray
     tokens_source: IntArray

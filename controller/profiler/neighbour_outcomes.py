@@ -42,14 +42,6 @@ def gathered(values: NDArray[np.float32], rows: NDArray[np.int64]) -> FloatArray
     return taken
 
 
-def known_mean(values: FloatArray) -> FloatArray:
-    """[R, K, C] -> [R, K]: mean of what is known over the columns; NaN where nothing is."""
-    is_known = ~np.isnan(values)
-    count = is_known.sum(axis=2)
-    total = np.sum(values, axis=2, where=is_known)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
 def own_outcomes(values: FloatArray, own: Sequence[int]) -> FloatArray:
     """[R, K, C] -> [R, K, D]; NaN for targets without a column."""
     taken = np.full((*values.shape[:2], len(own)), np.nan)

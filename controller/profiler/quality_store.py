@@ -30,7 +30,6 @@ from controller.profiler.neighbour_outcomes import (
     centres,
     filled_from_model,
     gathered,
-    known_mean,
     own_outcomes,
     with_identical_first,
 )
@@ -397,7 +396,7 @@ class QualityStore:
             score_mean, score_count = self._scores.column_means(shape[1])
             token_mean, token_count = self._tokens.column_levels(shape[1])
             scores = gathered(self._scores.means(shape), rows)
-            gathered_tokens = gathered(self._tokens.means(shape), rows)
+            tokens = gathered(self._tokens.means(shape), rows)
             is_bound = self._tokens.counts(shape)[np.maximum(rows, 0)] == 0
             own = [self._columns.get(target.destination, -1) for target in targets]
             same_model = [
@@ -412,17 +411,15 @@ class QualityStore:
             own, same_model, token_mean, token_count, [math.nan] * len(targets)
         )
         own_scores = own_outcomes(scores, own)
-        cut_tokens = own_outcomes(np.where(is_bound, gathered_tokens, np.nan), own)
-        tokens = np.where(is_bound, np.nan, gathered_tokens)
+        cut_tokens = own_outcomes(np.where(is_bound, tokens, np.nan), own)
+        tokens = np.where(is_bound, np.nan, tokens)
         own_tokens = own_outcomes(tokens, own)
         rated = ~np.isnan(scores)
         difficulty_count = rated.sum(axis=2)
         above_mean = np.where(rated, scores - score_mean, 0.0).sum(axis=2)
-        relative = gathered_tokens / np.where(token_mean > 0.0, token_mean, np.nan)
-        relative_length = known_mean(np.where(is_bound, np.nan, relative))
-        relative_cut = np.where(
-            np.isnan(relative_length), known_mean(np.where(is_bound, relative, np.nan)), np.nan
-        )
+        heard = ~np.isnan(tokens) & (token_mean > 0.0)
+        heard_count = heard.sum(axis=2)
+        ratio = np.where(heard, tokens / np.where(token_mean > 0.0, token_mean, 1.0), 0.0)
         return Evidence(
             similarity=np.where(found, similarity, 0.0).astype(np.float64),
             is_identical=is_identical,
@@ -436,8 +433,9 @@ class QualityStore:
             mean_source=mean_source,
             tokens=filled_from_model(own_tokens, tokens, same_model),
             cut_tokens=cut_tokens,
-            relative_length=relative_length,
-            relative_cut=relative_cut,
+            relative_length=np.where(
+                heard_count > 0, ratio.sum(axis=2) / np.maximum(heard_count, 1), np.nan
+            ),
             mean_tokens=mean_tokens,
             tokens_count=tokens_count,
             tokens_source=tokens_source,

@@ -18,7 +18,6 @@ def evidence(
     cut_tokens: list[list[list[float]]] | None = None,
     mean_tokens: list[float] | None = None,
     relative_length: list[list[float]] | None = None,
-    relative_cut: list[list[float]] | None = None,
     mean_source: Source = Source.DESTINATION_MEAN,
 ) -> Evidence:
     """Evidence of which only what is given is known."""
@@ -40,9 +39,6 @@ def evidence(
             np.full(np.shape(similarity), NAN)
             if relative_length is None
             else np.array(relative_length)
-        ),
-        relative_cut=(
-            np.full(np.shape(similarity), NAN) if relative_cut is None else np.array(relative_cut)
         ),
         mean_tokens=np.full(len(mean), NAN) if mean_tokens is None else np.array(mean_tokens),
         tokens_count=np.full(len(mean), 50),

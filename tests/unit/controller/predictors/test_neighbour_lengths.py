@@ -102,30 +102,6 @@ def test_nearness_is_relative_to_the_nearest() -> None:
     assert mean(0.9, 0.2) == pytest.approx(10.0, abs=0.01)
 
 
-def test_an_answer_that_was_cut_elsewhere_tells_at_least_how_long_its_prompt_makes_answers() -> (
-    None
-):
-    def lengths(tokens: float) -> float:
-        found = answer_lengths(
-            evidence(
-                [[1.0]],
-                [[[NAN]]],
-                [0.5],
-                tokens=[[[tokens]]],
-                mean_tokens=[20.0],
-                relative_cut=[[3.0]],
-            ),
-            np.array([100.0]),
-            prior(80.0, mean=1.0),
-            Shrinkage(length_weight=1e-9),
-        )
-        return float(found.mean[0, 0])
-
-    # 3 times what the destination writes on average, and what may follow within the limit.
-    assert lengths(NAN) == pytest.approx(60.0 + 80.0 * (1.0 - math.exp(-0.5)))
-    assert lengths(7.0) == pytest.approx(7.0)  # a whole answer of its own says more
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(0, 9), st.integers(1, 4))
 def test_lengths_stay_within_the_limit_whatever_is_known(seed: int, r: int, k: int, d: int) -> None:
@@ -145,7 +121,6 @@ def test_lengths_stay_within_the_limit_whatever_is_known(seed: int, r: int, k: i
             tokens=tokens,  # type: ignore[arg-type]
             cut_tokens=np.where(np.isnan(tokens), some((r, k, d)), NAN),  # type: ignore[arg-type]
             relative_length=some((r, k)) / 100.0,  # type: ignore[arg-type]
-            relative_cut=some((r, k)) / 100.0,  # type: ignore[arg-type]
             mean_tokens=some((d,)).tolist(),
         ),
         limits,

@@ -87,23 +87,6 @@ def test_an_answer_that_was_cut_bounds_its_length_until_a_whole_one_comes() -> N
     assert np.isnan(found.cut_tokens).all()
 
 
-def test_answers_that_were_cut_tell_of_their_prompt_until_a_whole_one_does() -> None:
-    store = QualityStore(DIMENSION)
-    store.add([record(p, score=None, output_tokens=20) for p in (2, 3)])
-    (level,) = store.evidence(vector(1)[None], [Target("pi/small", "small", 0.5)], 1).mean_tokens
-    store.add([replace(record(1, score=None, output_tokens=90), was_cut=True)])
-    elsewhere = [Target("vm/large", "large", 0.5)]
-    found = store.evidence(vector(1)[None], elsewhere, 1)
-    assert np.isnan(found.cut_tokens).all()
-    assert np.isnan(found.relative_length).all()
-    (relative,) = found.relative_cut.ravel()
-    assert 1.0 < relative < 90.0 / level  # the cut answer raises the mean that it is compared with
-    store.add([record(1, score=None, output_tokens=30)])
-    found = store.evidence(vector(1)[None], elsewhere, 1)
-    assert np.isnan(found.relative_cut).all()
-    assert found.relative_length.ravel().tolist() == pytest.approx([30.0 / (70.0 / 3.0)])
-
-
 def test_a_destination_whose_limits_cut_most_answers_writes_long_ones() -> None:
     store = QualityStore(DIMENSION)
     lengths = [record(p, score=None, output_tokens=96) for p in range(9)]
