@@ -151,7 +151,7 @@ def quality() -> None:
 @click.option(
     "--embeddings-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .npy file to keep the embeddings in, since making them takes minutes.",
+    help="A .npz file to keep the embeddings in, since making them takes minutes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate_quality(data: Path, embeddings_file: Path | None, as_json: bool) -> None:
