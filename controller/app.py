@@ -36,6 +36,7 @@ from controller.storage.memory import MemoryStore
 from controller.storage.policy_files import policies_in
 from controller.storage.quality_files import QualityFilesError
 from controller.storage.sqlite import SqliteStore
+from controller.telemetry.loop_lag import LoopLag
 
 log = structlog.get_logger()
 
@@ -106,7 +107,10 @@ async def _serve(
     sessions.on_progress = manager.on_progress
     sessions.on_completion = manager.on_completion
     sessions.on_lost = manager.on_node_lost
-    service = RouterService(settings.limits, profiler, decider, manager, sessions, learner, store)
+    loop_lag = LoopLag()
+    service = RouterService(
+        settings.limits, profiler, decider, manager, sessions, learner, store, loop_lag
+    )
 
     server = GrpcServer(
         RouterServicer(service),
@@ -131,6 +135,7 @@ async def _serve(
             tasks.start_soon(sessions.probe_paths, name="path-probes")
             tasks.start_soon(learner.run, name="learner")
             tasks.start_soon(keeper.run, name="state-keeper")
+            tasks.start_soon(loop_lag.run, name="loop-lag")
             if settings.server.http_listen:
                 http_host, _, http_port = settings.server.http_listen.rpartition(":")
                 http_address = await tasks.start(

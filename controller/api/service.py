@@ -37,6 +37,7 @@ from controller.request_manager.records import Account, RequestRecord, RequestSt
 from controller.request_manager.refusals import unknown_model_error
 from controller.routing.policy import FallbackCause
 from controller.storage.base import ControllerStore, StorageError, StoreState
+from controller.telemetry.loop_lag import LoopLag
 
 log = structlog.get_logger()
 
@@ -93,6 +94,7 @@ class Figures:
         learning_waiting, learning_dropped: outcomes that the quality store has yet to take in, and
             those that found no room to wait.
         profiled_prompts: None without an embedding model.
+        loop_lag: of the event loop that serves.
     """
 
     nodes: tuple[NodeView, ...]
@@ -106,6 +108,7 @@ class Figures:
     learning_waiting: int
     learning_dropped: int
     profiled_prompts: int | None
+    loop_lag: LoopLag
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class RouterService:
         sessions: FleetSessions,
         learner: Learner,
         store: ControllerStore,
+        loop_lag: LoopLag,
     ) -> None:
         self._limits = limits
         self._profiler = profiler
@@ -137,6 +141,7 @@ class RouterService:
         self._sessions = sessions
         self._learner = learner
         self._store = store
+        self._loop_lag = loop_lag
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -395,6 +400,7 @@ class RouterService:
             self._learner.waiting,
             self._learner.dropped,
             self._learner.profiled_prompts,
+            self._loop_lag,
         )
 
     def set_policy(

@@ -1,5 +1,7 @@
 """What Prometheus reads of a controller."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
@@ -7,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
@@ -17,6 +20,7 @@ from controller.api.service import Figures, NodeView
 from controller.domain.cluster import NodeState
 from controller.domain.node_report import Health
 from controller.request_manager.records import RequestState
+from controller.telemetry.loop_lag import BOUNDS_SECONDS, LoopLag
 
 __all__ = ["CONTENT_TYPE", "ControllerMetrics", "TellsFigures"]
 
@@ -42,6 +46,7 @@ class ControllerMetrics(Collector):
         figures = self._source.figures()
         yield from _of_requests(figures)
         yield from _of_keeping(figures)
+        yield _of_loop(figures.loop_lag)
         yield from _of_nodes(figures.nodes)
         yield from _of_models(figures.nodes)
 
@@ -113,6 +118,18 @@ def _of_keeping(figures: Figures) -> Iterator[Metric]:
         {(): figures.learning_dropped},
     )
     yield _gauge("profiled_prompts", "Prompts in the quality store.", figures.profiled_prompts)
+
+
+def _of_loop(lag: LoopLag) -> HistogramMetricFamily:
+    bounds = ["+Inf" if math.isinf(bound) else f"{bound:g}" for bound in BOUNDS_SECONDS]
+    family = HistogramMetricFamily(
+        "pointsman_event_loop_lag_seconds",
+        "How much later than asked the controller's event loop woke up, ten times a second.",
+        labels=(),
+    )
+    below = list(zip(bounds, itertools.accumulate(lag.counts), strict=True))
+    family.add_metric((), below, lag.total_seconds)
+    return family
 
 
 def _of_nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from controller.api.service import Figures
 from controller.storage.base import StoreState
+from controller.telemetry.loop_lag import LoopLag
 
 
 def figures_of(**known: Any) -> Figures:
@@ -20,6 +21,7 @@ def figures_of(**known: Any) -> Figures:
         "learning_waiting": 0,
         "learning_dropped": 0,
         "profiled_prompts": None,
+        "loop_lag": LoopLag(),
         **known,
     }
     return Figures(**fields)

@@ -50,6 +50,8 @@ def test_openai_client_gets_whole_and_streamed_answers(tmp_path: Path) -> None:
                 "pointsman_storage_is_failing 0.0",
             ):
                 assert line in answer.text.splitlines()
+            assert "pointsman_event_loop_lag_seconds_count 0.0" not in answer.text.splitlines()
+            assert "pointsman_event_loop_lag_seconds_count " in answer.text
 
     asyncio.run(scenario())
 

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.api.service import Figures, NodeView
@@ -11,6 +12,7 @@ from controller.profiler.state import ProfilerState
 from controller.request_manager.records import RequestState
 from controller.routing.policy import FallbackCause
 from controller.storage.base import StoreState
+from controller.telemetry.loop_lag import LoopLag
 from controller.telemetry.metrics import ControllerMetrics
 from tests.fakes.figures import figures_of
 from tests.fakes.reports import hello, join, reported_model
@@ -82,6 +84,20 @@ def test_one_policy_may_leave_requests_for_several_causes() -> None:
     for (policy, cause), count in counts.items():
         key = f"policy_fallback_requests_total{{cause={cause.value},policy={policy}}}"
         assert found[key] == count
+
+
+def test_lag_of_the_loop_is_a_histogram_of_all_wakings() -> None:
+    lag = LoopLag()
+    for seconds in (0.0, 0.004, 0.05, 0.3, 7.0):
+        lag.observe(seconds)
+    found = read(ControllerMetrics(Controller(figures_of(loop_lag=lag))))
+    buckets = {
+        bound: found[f"event_loop_lag_seconds_bucket{{le={bound}}}"]
+        for bound in ("0.001", "0.005", "0.01", "0.05", "0.1", "0.5", "1", "+Inf")
+    }
+    assert list(buckets.values()) == [1, 2, 2, 3, 3, 4, 4, 5]
+    assert found["event_loop_lag_seconds_count{}"] == 5
+    assert found["event_loop_lag_seconds_sum{}"] == pytest.approx(7.354)
 
 
 def test_requests_decisions_events_and_what_waits_are_told() -> None:
