@@ -10,6 +10,7 @@ at once while it decoded, how many prompt seconds of others were in between, and
 models of the node were busy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from controller.domain.cluster import InFlightWork
@@ -181,7 +182,7 @@ class RequestMonitor:
         self.ended(request_id, now)
         self._advance(now)
         self.paper.assigned(claim.work_seconds, now)
-        self._silent_seconds = self._worked_seconds(now)
+        self._silent_seconds = self._worked_seconds(self._remaining_seconds(), now)
         self._heard_at = now
         engine = self._engines.setdefault(claim.model, _Engine())
         if not engine.is_busy:
@@ -296,20 +297,16 @@ class RequestMonitor:
         of progress is taken off the sum, but never below what the longest request may still need
         at the least, which guards against a silent node looking idle.
         """
-        if not self._in_flight:
-            return 0.0
-        return sum(self._remaining()) - self._worked_seconds(now)
+        remaining = self._remaining_seconds()
+        return sum(remaining) - self._worked_seconds(remaining, now)
 
-    def _remaining(self) -> list[float]:
+    def _remaining_seconds(self) -> list[float]:
         return [entry.remaining_seconds() for entry in self._in_flight.values()]
 
-    def _worked_seconds(self, now: float) -> float:
+    def _worked_seconds(self, remaining: Sequence[float], now: float) -> float:
         """Since the last sign of progress; a claim that came since takes nothing away from it."""
-        remaining = self._remaining()
-        if not remaining:
-            return 0.0
         worked = self._silent_seconds + max(now - self._heard_at, 0.0)
-        return min(worked, sum(remaining) - 0.1 * max(remaining))
+        return min(worked, sum(remaining) - 0.1 * max(remaining, default=0.0))
 
     def _was_worked_on(self, entry: _Entry) -> bool:
         """Whether it was not just waiting; prompts are read in the order of their claims."""
