@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from controller.predictors.neighbour_index import GraphIndex
 from controller.profiler.quality_store import QualityRecord, prompt_digest
@@ -103,7 +104,7 @@ def test_a_write_cut_short_is_dropped_and_reported(tmp_path: Path, cut_bytes: in
 
 @pytest.mark.parametrize("where", ["in the text", "in a length"])
 def test_a_journal_damaged_in_the_middle_is_set_aside_whole_and_told(
-    tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, where: str
 ) -> None:
     """Also when the damage makes the frame seem to reach beyond the end, like one cut short."""
     with opened(tmp_path) as folder:
@@ -118,11 +119,11 @@ def test_a_journal_damaged_in_the_middle_is_set_aside_whole_and_told(
     else:
         data[frame_bytes + 5] ^= 0x40  # of the second frame's length, in thousands of bytes
     journal.write_bytes(data)
-    with opened(tmp_path) as folder:
+    with capture_logs() as logs, opened(tmp_path) as folder:
         assert len(folder.store) == 1
         assert folder.report.set_aside is not None
         assert folder.report.set_aside.read_bytes() == data
-        assert "quality.journal_damaged" in capsys.readouterr().out
+        assert "quality.journal_damaged" in [entry["event"] for entry in logs]
     journal.write_bytes(whole[:frame_bytes] + b"?" + whole[frame_bytes:])
     with opened(tmp_path) as folder:
         assert folder.report.set_aside is not None
