@@ -32,7 +32,7 @@ setup: $(STAMPS)/installed ## install everything into .venv
 
 .PHONY: demo
 demo: setup ## a controller, three agents with real models, a routed batch (ARGS=--stay, ARGS="--json FILE")
-	@$(BIN)/edge-controller demo $(ARGS)
+	@$(BIN)/edge-controller lab demo $(ARGS)
 
 # -- the gate -------------------------------------------------------------------------------------
 

@@ -18,23 +18,23 @@ from controller.api.service import RouterService
 from controller.config import Settings, SettingsError
 from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
+from controller.fleet.state_keeper import StateKeeper
 from controller.gateway.app import build_app
 from controller.gateway.server import serve_http
 from controller.memory import release_code, release_freed_memory
-from controller.predictors.embedding import EmbeddingUnavailableError
 from controller.predictors.fitted_serving import FittedPredictor, open_fitted_predictor
-from controller.predictors.serving import QualityPredictor, open_embedding, open_quality_predictor
 from controller.profiler.state import ProfilerState
+from controller.quality.embedding import EmbeddingUnavailableError
+from controller.quality.files import QualityFilesError
+from controller.quality.learner import Learner
+from controller.quality.predictor import QualityPredictor, open_embedding, open_quality_predictor
 from controller.request_manager.decider import Decider
-from controller.request_manager.learning import Learner
 from controller.request_manager.manager import RequestManager
+from controller.request_manager.policy_files import policies_in
 from controller.security.tls import ServerCertificate, server_certificate
 from controller.storage.artifacts import ArtifactError
 from controller.storage.base import ControllerStore, Retention, StorageError
-from controller.storage.keeping import StateKeeper
 from controller.storage.memory import MemoryStore
-from controller.storage.policy_files import policies_in
-from controller.storage.quality_files import QualityFilesError
 from controller.storage.sqlite import SqliteStore
 from controller.telemetry.loop_lag import LoopLag
 

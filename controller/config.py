@@ -83,8 +83,8 @@ class RoutingSettings:
         normalisation: payoff, minmax or random.
         budget_seconds: how long the policy may think about one batch.
         seed: of the policy's random generator.
-        ppo_artifacts: folder that `edge-controller train` wrote, with `ppo` and `ppo-set`; without
-            it, or without what is asked for in it, `greedy-reward` decides instead of them.
+        ppo_artifacts: Folder written by `edge-controller lab train`, with `ppo` and `ppo-set`.
+            Without the folder or the policy in it, `greedy-reward` decides.
     """
 
     policy: str = "memetic"
@@ -118,9 +118,9 @@ class PredictorSettings:
     """DRLM's predictors, which need the embedding model.
 
     Attributes:
-        folder: what `edge-controller fit` wrote on measurements of this fleet; expected quality and
-            answer length by class, and seconds by model and hardware, come from it wherever it
-            knows them. Empty: nowhere.
+        folder: Folder written by `edge-controller lab fit`. If set, quality, answer length and
+            latency come from these predictors for every model and device they cover.
+            Empty: not used.
     """
 
     folder: str = ""

@@ -1,8 +1,7 @@
 """Tables for people."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -10,12 +9,9 @@ from rich.table import Table
 
 from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
 
-if TYPE_CHECKING:  # it brings the compiler, which no other table needs
-    from controller.bench.quality import QualityEvaluation
-    from controller.bench.routing import BenchRow
 
-
-def _console(stderr: bool = False) -> Console:
+def console(stderr: bool = False) -> Console:
+    """A console of 160 columns where nobody looks, and as wide as the terminal elsewhere."""
     # No markup: names and messages come from nodes and clients, and may look like tags.
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 160
@@ -68,9 +64,9 @@ def print_route(response: router_pb2.RouteResponse) -> None:
                 f"{other.node_id}/{other.model}: {other.refusal}" for other in placement.others
             )
             table.add_row(placement.request_id, "-", "-", "-", "-", "-", "-", reasons)
-    console = _console()
-    console.print(table)
-    console.print(_objective_line(response.decision))
+    out = console()
+    out.print(table)
+    out.print(_objective_line(response.decision))
 
 
 def print_account(account: router_pb2.Account) -> None:
@@ -80,7 +76,7 @@ def print_account(account: router_pb2.Account) -> None:
     if usage.HasField("energy_joules"):
         estimated = " estimated" if usage.energy_source == types_pb2.POWER_SOURCE_ESTIMATE else ""
         energy = f", {usage.energy_joules:.3g} J{estimated}"
-    _console(stderr=True).print(
+    console(stderr=True).print(
         f"{account.request_id}: {account.model} on {account.node_id}; "
         f"{usage.prompt_tokens} + {usage.completion_tokens} tokens, first after "
         f"{account.first_token_seconds:.2f} s, all after {account.total_seconds:.2f} s"
@@ -91,17 +87,13 @@ def print_account(account: router_pb2.Account) -> None:
 
 def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> None:
     """Why a request went where it went."""
-    console = _console()
-    console.print(
-        f"{request_id}: {response.state}" + (f" ({response.error})" * bool(response.error))
-    )
+    out = console()
+    out.print(f"{request_id}: {response.state}" + (f" ({response.error})" * bool(response.error)))
     if not response.HasField("decision"):
-        console.print("Its window has not closed yet.")
+        out.print("Its window has not closed yet.")
         return
     decision, placement = response.decision, response.placement
-    console.print(
-        f"Batch {decision.batch_id} of {decision.batch_size}. {_objective_line(decision)}"
-    )
+    out.print(f"Batch {decision.batch_id} of {decision.batch_size}. {_objective_line(decision)}")
     table = Table()
     for name in (
         "",
@@ -129,14 +121,14 @@ def print_explanation(request_id: str, response: router_pb2.ExplainResponse) -> 
             _number(candidate.network_seconds),
             candidate.refusal,
         )
-    console.print(table)
+    out.print(table)
     if decision.predictors:
-        console.print(f"Fitted predictors: {decision.predictors}.")
+        out.print(f"Fitted predictors: {decision.predictors}.")
     if response.HasField("account"):
         account = response.account
         if account.query_class:
-            console.print(f"Class of the prompt: {account.query_class}.")
-        console.print(
+            out.print(f"Class of the prompt: {account.query_class}.")
+        out.print(
             f"Predicted to finish {account.predicted_finish_seconds:.2f} s after the window "
             f"closed; took {account.measured_finish_seconds:.2f} s."
         )
@@ -175,14 +167,14 @@ def print_nodes(response: admin_pb2.ListNodesResponse) -> None:
             str(node.failed_requests),
             str(node.cancelled_requests),
         )
-    console = _console()
-    console.print(table if response.nodes else "No node has connected yet.")
+    out = console()
+    out.print(table if response.nodes else "No node has connected yet.")
     for node in response.nodes:
         for issue in node.health.issues:
             text = f"{node.node_id}: {issue}"
-            console.print(text, style="yellow", markup=False, soft_wrap=True)
+            out.print(text, style="yellow", markup=False, soft_wrap=True)
     for issue in response.issues:
-        console.print(f"controller: {issue}", style="yellow", markup=False)
+        out.print(f"controller: {issue}", style="yellow", markup=False)
 
 
 def _goodput(node: admin_pb2.NodeStatus) -> str:
@@ -227,7 +219,7 @@ def print_models(nodes: Sequence[admin_pb2.NodeStatus]) -> None:
                 "yes" if model.is_pinned else "",
                 model.issue,
             )
-    _console().print(table if table.row_count else "No node has a model.")
+    console().print(table if table.row_count else "No node has a model.")
 
 
 def _speeds(model: fleet_pb2.ModelState) -> tuple[str, str, str]:
@@ -258,14 +250,14 @@ def print_calibrations(responses: "Sequence[admin_pb2.CalibrateResponse]") -> No
                 f"{speeds.load_watts:.1f} W" if speeds.HasField("load_watts") else "-",
                 speeds.power_mode or "-",
             )
-    _console().print(table if table.row_count else "Nothing was measured.")
+    console().print(table if table.row_count else "Nothing was measured.")
 
 
 class OrderProgress:
     """Tells on standard error how orders go: a bar for each node on a terminal, else lines."""
 
     def __init__(self) -> None:
-        self._console = _console(stderr=True)
+        self._console = console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._progress = Progress(
             *columns, console=self._console, disable=not self._console.is_terminal
@@ -300,76 +292,14 @@ class OrderProgress:
             self._console.print(f"{node_id}: {doing}")
 
 
-def print_bench_rows(rows: "Sequence[BenchRow]") -> None:
-    """The routing benchmark."""
-    table = Table()
-    columns = "size,queue,policy,J,% above best,worst %,% above bound,own bound %,p50 ms,p95 ms"
-    for name in columns.split(","):
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        own = row.own_bound_gap_percent
-        table.add_row(
-            row.size,
-            row.queue,
-            row.policy,
-            f"{row.objective:.4f}",
-            f"{row.gap_percent:.3f}",
-            f"{row.worst_gap_percent:.3f}",
-            f"{row.bound_gap_percent:.3f}",
-            "-" if own is None else f"{own:.3f}",
-            f"{row.decision_milliseconds_p50:.2f}",
-            f"{row.decision_milliseconds_p95:.2f}",
-        )
-    _console().print(table)
-
-
-def print_figures_table(rows: "Sequence[Mapping[str, object]]") -> None:
-    """Rows of the same figures, a column for each."""
-    table = Table()
-    for name in rows[0] if rows else ():
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    _console().print(table)
-
-
-def print_quality(evaluation: "QualityEvaluation") -> None:
-    """How good the quality estimates are."""
-    out = _console()
-    out.print(
-        f"{evaluation.data}: {evaluation.models} models, {evaluation.profiled_prompts} prompts "
-        f"profiled, {evaluation.held_out_prompts} held out, embedded by {evaluation.embedding}"
-    )
-    table = Table()
-    for name in (
-        "form",
-        "Brier",
-        "log loss",
-        "argmax accuracy",
-        "best single",
-        "calibration error",
-    ):
-        table.add_column(name, overflow="fold")
-    for row in evaluation.rows:
-        table.add_row(
-            row.form,
-            f"{row.brier:.4f}",
-            f"{row.log_loss:.4f}",
-            f"{row.argmax_accuracy:.4f}",
-            f"{row.best_single_accuracy:.4f}",
-            f"{row.calibration_error:.4f}",
-        )
-    out.print(table)
-
-
 def print_policy(response: admin_pb2.GetPolicyResponse) -> None:
     """What decides."""
     weights = response.weights
-    _console().print(
+    console().print(
         f"{response.policy}, weights quality {weights.quality:g}, cost {weights.cost:g}, energy "
         f"{weights.energy:g}, time {weights.time:g}, {response.normalisation}; window "
         f"{response.window_seconds:g} s, at most {response.max_batch_requests} requests\n"
         f"available: {', '.join(response.available_policies)}"
     )
     for each in response.fallbacks:
-        _console().print(f"{each.policy} left {each.requests} requests to another: {each.cause}")
+        console().print(f"{each.policy} left {each.requests} requests to another: {each.cause}")

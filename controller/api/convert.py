@@ -11,6 +11,7 @@ from controller.domain.request import (
     ResponseFormat,
     Sampling,
 )
+from controller.domain.request_record import Account, RequestRecord
 from controller.errors import InvalidRequestError
 from controller.fleet.convert import (
     action_from_proto,
@@ -22,7 +23,6 @@ from controller.fleet.convert import (
     usage_to_proto,
 )
 from controller.ids import ModelName, NodeId, RequestId, new_request_id
-from controller.request_manager.records import Account, RequestRecord
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 

@@ -22,11 +22,11 @@ from controller.api.convert import (
 )
 from controller.api.service import RouterService
 from controller.config import BatchingSettings
+from controller.domain.request_record import Account
 from controller.errors import RouterError, public_error
 from controller.fleet.convert import order_update_to_proto
 from controller.ids import ModelName, NodeId, RequestId
 from controller.request_manager.manager import InferEvent
-from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 from pointsman.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 

@@ -16,6 +16,7 @@ from controller.domain.cluster import NodeState
 from controller.domain.node_report import ReportedModel
 from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
 from controller.domain.request import InferenceRequest
+from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.errors import (
     InvalidRequestError,
     NodeBusyError,
@@ -30,10 +31,9 @@ from controller.fleet.sessions import FleetSessions
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import NodeForgotten
 from controller.profiler.state import NodeRecord, ProfilerState
+from controller.quality.learner import Learner
 from controller.request_manager.decider import Decider, PolicyChoice
-from controller.request_manager.learning import Learner
 from controller.request_manager.manager import InferEvent, RequestManager
-from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.request_manager.refusals import unknown_model_error
 from controller.routing.policy import FallbackCause
 from controller.storage.base import ControllerStore, StorageError, StoreState

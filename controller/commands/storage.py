@@ -77,20 +77,3 @@ def export(data_dir: Path, out: TextIO) -> None:
     except StorageError as error:
         raise CommandFailedError(str(error)) from error
     click.echo(f"{count} finished requests written.", err=True)
-
-
-@click.command("events")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=1.0), default=10.0, show_default=True, help="Per rate."
-)
-def bench_events_command(as_json: bool, seconds: float) -> None:
-    """Measure how many events profiler and database take while batches are decided."""
-    from controller.bench.events import bench_events, rows_as_json
-    from controller.render import print_figures_table
-
-    rows = rows_as_json(bench_events(seconds))
-    if as_json:
-        click.echo(json.dumps({"rows": rows}))
-    else:
-        print_figures_table(rows)

@@ -16,8 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from controller.api.metrics import CONTENT_TYPE, ControllerMetrics, TellsFigures
 from controller.api.service import ServedModel
 from controller.domain.request import InferenceRequest
+from controller.domain.request_record import Account
 from controller.errors import RouterError
 from controller.gateway.openai import (
     AUTO_MODEL,
@@ -35,9 +37,7 @@ from controller.gateway.openai import (
 )
 from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
-from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
-from controller.telemetry.metrics import CONTENT_TYPE, ControllerMetrics, TellsFigures
 
 log = structlog.get_logger()
 

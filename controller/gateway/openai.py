@@ -19,9 +19,9 @@ from controller.domain.request import (
     ResponseFormat,
     Sampling,
 )
+from controller.domain.request_record import Account
 from controller.errors import RouterError, UnknownModelError, public_error
 from controller.ids import ModelName, RequestId, new_request_id
-from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 
 AUTO_MODEL: Final = "auto"

@@ -73,7 +73,7 @@ class ClassConditioned:
     """The fitted predictors over fleets; safe to call from several threads.
 
     Args:
-        fitted: of `edge-controller fit`.
+        fitted: of `edge-controller lab fit`.
     """
 
     def __init__(self, fitted: FittedPredictors) -> None:

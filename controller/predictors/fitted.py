@@ -1,4 +1,4 @@
-"""All that `edge-controller fit` learns, as one value that is saved and loaded."""
+"""All that `edge-controller lab fit` learns, as one value that is saved and loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

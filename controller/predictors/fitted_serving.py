@@ -23,7 +23,7 @@ class FittedPredictor:
     """Estimates by class; safe to call from several threads.
 
     Args:
-        fitted: of `edge-controller fit`.
+        fitted: of `edge-controller lab fit`.
         embed: texts to float32[n, 384], by the model that they were fitted with.
         name: what they are called in accounts.
     """

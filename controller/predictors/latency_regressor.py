@@ -4,7 +4,7 @@ DRLM section IV-7: query structure, model configuration and device in, inference
 target is the logarithm (ours: the paper reports R2 on the log scale), and class probabilities are
 among the features (ours: they tell how long the answer will be). Where reading and writing were
 measured apart, the trees correct what tokens and speeds foretell (ours; `reading_writing.py`).
-LightGBM grows the trees (controller/training); it is not needed here.
+LightGBM grows the trees (controller/lab/training); it is not needed here.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Class probabilities of a prompt from its embedding, by a random forest in plain arrays.
 
-DRLM section IV-5. scikit-learn grows the forest (controller/training); it is not needed here.
+DRLM section IV-5. scikit-learn grows the forest (controller/lab/training); it is not needed here.
 """
 
 from collections.abc import Sequence

@@ -8,8 +8,8 @@ from controller.domain.answer_length import AnswerLengthCurve
 from controller.domain.cluster import Calibration, Destination, InFlightWork
 from controller.domain.engine_speed import decode_step
 from controller.domain.node_report import ReportedModel
+from controller.domain.quality_prior import quality_prior
 from controller.ids import ModelName, NodeId
-from controller.profiler.quality_prior import quality_prior
 
 _DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
 """English under most tokenizers, until the node has counted with its own."""

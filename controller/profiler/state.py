@@ -21,17 +21,11 @@ from controller.domain.cluster import (
 from controller.domain.completion import Usage
 from controller.domain.engine_speed import CHUNK_SECONDS, decode_step, for_slots
 from controller.domain.hardware import DeviceClass, device_class
+from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.node_report import Health, ModelPhase, NodeHello, ReportedModel
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.answer_length import AnswerLengths
-from controller.profiler.calibration import (
-    CalibrationKey,
-    DecodeSample,
-    EnergySample,
-    KnownCalibration,
-    PrefillSample,
-    SpeedEstimate,
-)
+from controller.profiler.calibration import DecodeSample, EnergySample, PrefillSample, SpeedEstimate
 from controller.profiler.destinations import DestinationViews, with_claims
 from controller.profiler.events import (
     Dispatched,

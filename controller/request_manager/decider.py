@@ -27,7 +27,7 @@ from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
 from controller.predictors.fitted_serving import FittedPredictor
-from controller.predictors.serving import QualityPredictor
+from controller.quality.predictor import QualityPredictor
 from controller.request_manager.compilation import compile_once
 from controller.request_manager.estimates import Estimates, estimate
 from controller.routing.engine_simulation import predicted_finish_seconds
@@ -281,7 +281,7 @@ class Decider:
         if name == OFFLINE_POLICY:
             raise UnknownPolicyError(
                 f"{name!r} is the offline reference and does not serve; use it with "
-                "`edge-controller solve`."
+                "`edge-controller lab solve`."
             )
         try:
             return policy_named(name, self._find)

@@ -12,7 +12,7 @@ from controller.domain.cluster import ClusterSnapshot
 from controller.domain.request import InferenceRequest
 from controller.predictors.class_conditioned import ClassPredictions
 from controller.predictors.fitted_serving import FittedPredictor
-from controller.predictors.serving import (
+from controller.quality.predictor import (
     Predictions,
     QualityPredictor,
     length_prior,

@@ -17,6 +17,12 @@ from controller.domain.batch import BatchDecision, DecisionTotals, Placement
 from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FailureKind, FinishReason
 from controller.domain.request import InferenceRequest
+from controller.domain.request_record import (
+    Account,
+    RequestRecord,
+    RequestRecords,
+    RequestState,
+)
 from controller.errors import (
     ContextExceededError,
     DuplicateRequestError,
@@ -40,12 +46,6 @@ from controller.request_manager.inflight import (
     Requeue,
     on_completion,
     on_node_lost,
-)
-from controller.request_manager.records import (
-    Account,
-    RequestRecord,
-    RequestRecords,
-    RequestState,
 )
 from controller.request_manager.refusals import refusal_error
 from controller.request_manager.stream import AnswerStream, Done, RoutedTo, Text

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
+from controller.domain.request_record import Account, RequestRecord
 from controller.ids import NodeId, RequestId
-from controller.profiler.calibration import KnownCalibration
-from controller.request_manager.records import Account, RequestRecord
 
 
 class StorageError(Exception):

@@ -9,9 +9,9 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
-from controller.profiler.calibration import KnownCalibration
-from controller.request_manager.records import RequestRecord
+from controller.domain.request_record import RequestRecord
 from controller.storage.base import FinishedRow
 
 KEPT_OTHERS: Final = 8

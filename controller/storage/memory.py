@@ -4,9 +4,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from controller.domain.known_calibration import CalibrationKey, KnownCalibration
+from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import NodeId, RequestId
-from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import FinishedRow, KnownNode, Remembered, Retention, StoreState
 from controller.storage.documents import RECORD, finished_row, record_document
 

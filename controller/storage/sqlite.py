@@ -16,9 +16,9 @@ from sqlalchemy import Connection, delete, func, select, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DBAPIError
 
+from controller.domain.known_calibration import KnownCalibration
+from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import NodeId, RequestId
-from controller.profiler.calibration import KnownCalibration
-from controller.request_manager.records import Account, RequestRecord, RequestState
 from controller.storage.base import (
     FinishedRow,
     KnownNode,

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.predictors.embedding import (
+from controller.quality.embedding import (
     CachedEmbedding,
     EmbeddingBackend,
     EmbeddingUnavailableError,
     OnnxEmbedding,
     default_folder,
 )
-from controller.predictors.embedding_reference import SentenceTransformersEmbedding
+from tests.fakes.reference_embedding import SentenceTransformersEmbedding
 
 QUESTIONS = (
     "What is the derivative of x squared?",
@@ -100,7 +100,7 @@ def test_serving_needs_neither_torch_nor_onnx() -> None:
     if not (default_folder() / "manifest.json").exists():
         pytest.skip("no embedding model; make one with `edge-controller embedding export`")
     program = (
-        "import sys; from controller.predictors.embedding import OnnxEmbedding\n"
+        "import sys; from controller.quality.embedding import OnnxEmbedding\n"
         "OnnxEmbedding(threads=1).embed(['a question'])\n"
         "print(sorted({'torch', 'onnx', 'transformers'} & set(sys.modules)))"
     )

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
+from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.node_report import ModelPhase, NodeAttributes, NodeHello, ReportedModel
+from controller.domain.request_record import RequestState
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.calibration import CalibrationKey, KnownCalibration
-from controller.request_manager.records import RequestState
 from controller.storage.base import KnownNode, Retention
 from controller.storage.memory import MemoryStore
 from controller.storage.sqlite import SqliteStore

@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(420)]
 
-COMMAND = [str(Path(sys.executable).with_name("edge-controller")), "demo"]
+COMMAND = [str(Path(sys.executable).with_name("edge-controller")), "lab", "demo"]
 
 
 def our_processes(cache: Path) -> list[str]:
@@ -75,7 +75,7 @@ def test_demo_that_ends_early_leaves_nothing_behind(cache: Path, how: str) -> No
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:
-        process.stdout.close()  # for "unread" this is `edge-controller demo | head -3`
+        process.stdout.close()  # for "unread" this is `edge-controller lab demo | head -3`
         if how != "unread":
             # The latter is what Ctrl-C in a terminal does.
             os.killpg(process.pid, signal.SIGKILL if how == "killed" else signal.SIGINT)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from controller.offline.measurements import read_measurements
+from controller.lab.offline.measurements import read_measurements
 from tests.e2e.hosts.processes import running
 
 pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -147,10 +147,10 @@ def test_real_agents_are_profiled_taught_and_reported(fleet: Fleet, tmp_path: Pa
     out = tmp_path / "run"
     workloads = [part for path in _write_workloads(tmp_path) for part in ("--workload", path)]
     options = [*workloads, "--max-tokens", "24", "--out", out]
-    done = fleet.ask("profile", *options, "--concurrency", "2")
+    done = fleet.ask("lab", "profile", *options, "--concurrency", "2")
     assert (done["answered"], done["failed"], done["left"]) == (12, 0, 0)
     rows = read_measurements(
-        Path(_run("profile", "export", out, "--format", "csv", "--json")["file"])
+        Path(_run("lab", "profile", "export", out, "--format", "csv", "--json")["file"])
     )
     assert {(row.workload, row.question_class) for row in rows} == {
         ("gsm8k", "gsm8k"),
@@ -172,12 +172,12 @@ def test_real_agents_are_profiled_taught_and_reported(fleet: Fleet, tmp_path: Pa
     assert all(len(starts) == 2 and len(set(starts)) == 1 for starts in by_question.values())
 
     told = fleet.ask(
-        "profile", "routed", *options, "--batches", "2", "--batch-size", "4", "--no-teach"
+        "lab", "profile", "routed", *options, "--batches", "2", "--batch-size", "4", "--no-teach"
     )
     assert told["requests"]["requests"] == 8
     assert told["requests"]["median_error_ratio"] > 0
     assert set(told["destinations"]) <= {f"fast/{MODEL}", f"slow/{MODEL}"}
-    report = _run("profile", "report", out, "--json")
+    report = _run("lab", "profile", "report", out, "--json")
     assert report["requests"] == told["requests"]
     assert sum(row["graded"] for row in report["quality"]) == 12 + 8
 

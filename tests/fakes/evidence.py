@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from controller.predictors.neighbours import Evidence, Source
+from controller.quality.neighbours import Evidence, Source
 
 NAN = np.nan
 

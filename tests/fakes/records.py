@@ -3,8 +3,8 @@
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, InferenceRequest
+from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import BatchId, ModelName, NodeId, RequestId
-from controller.request_manager.records import Account, RequestRecord, RequestState
 
 
 def candidate(node: str = "pi-1", model: str = "small") -> Candidate:

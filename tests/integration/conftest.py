@@ -3,7 +3,7 @@
 import pytest
 
 from controller.config import QualitySettings
-from controller.predictors.embedding import MANIFEST_FILE, default_folder
+from controller.quality.embedding import MANIFEST_FILE, default_folder
 
 
 @pytest.fixture

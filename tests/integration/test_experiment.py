@@ -1,4 +1,4 @@
-"""`edge-controller experiment drlm --quick` as an operator runs it."""
+"""`edge-controller lab experiment drlm --quick` as an operator runs it."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,9 @@ from controller.cli import main
 
 
 def test_the_quick_experiment_writes_its_files(tmp_path: Path) -> None:
-    found = CliRunner().invoke(main, ["experiment", "drlm", "--quick", "--out", str(tmp_path)])
+    found = CliRunner().invoke(
+        main, ["lab", "experiment", "drlm", "--quick", "--out", str(tmp_path)]
+    )
     assert found.exit_code == 0, found.output
     results = json.loads((tmp_path / "results.json").read_text())
     policies = [row["policy"] for row in results["rows"]]

@@ -15,8 +15,8 @@ from controller.config import (
     SettingsError,
 )
 from controller.domain.hardware import DeviceClass, ModelConfiguration
-from controller.predictors.embedding import OnnxEmbedding
 from controller.predictors.fitted import save_predictors
+from controller.quality.embedding import OnnxEmbedding
 from edge_agent.config import ModelSettings
 from pointsman.v1 import router_pb2
 from tests.fakes.fleet import infer_request, running_fleet
@@ -34,9 +34,9 @@ SECONDS = 3.0
 @pytest.fixture
 def fitted(tmp_path: Path, embedding: QualitySettings) -> PredictorSettings:
     """Measured at node a alone: fake-a is right with sums, fake-b with poems."""
+    from controller.lab.training.fit_predictors import fit
+    from controller.lab.training.measurement_table import TrainingTable
     from controller.predictors.fitted import MeasuredLimits
-    from controller.training.fit_predictors import fit
-    from controller.training.measurement_table import TrainingTable
 
     texts = [form.format(a=3 * at + 1, b=7 * at + 2) for form in (SUMS, POEMS) for at in range(30)]
     label = np.repeat([1, 0], 30)

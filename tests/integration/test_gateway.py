@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from controller.api.service import Figures, RouterService, ServedModel
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, InferenceRequest
+from controller.domain.request_record import Account
 from controller.errors import (
     ConstraintsError,
     DuplicateRequestError,
@@ -35,7 +36,6 @@ from controller.gateway.app import GatewayLimits, Router, build_app
 from controller.gateway.server import ListenError, serve_http
 from controller.ids import BatchId, ModelName, NodeId
 from controller.request_manager.manager import InferEvent
-from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 from controller.routing.policy import FallbackCause
 from tests.fakes.figures import figures_of

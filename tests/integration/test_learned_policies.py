@@ -17,11 +17,11 @@ def _train(folder: Path) -> None:
     """Policies for a fleet of nodes a and b with one model each, trained for a moment."""
     import numpy as np
 
+    from controller.lab.training.export import export
+    from controller.lab.training.ppo import Trainer, TrainingSettings
+    from controller.lab.training.vector_environment import World
     from controller.routing.ppo.observation import Layout
     from controller.routing.problem import name_key
-    from controller.training.export import export
-    from controller.training.ppo import Trainer, TrainingSettings
-    from controller.training.vector_environment import World
 
     rng = np.random.default_rng(0)
     layout = Layout(
@@ -109,6 +109,6 @@ def test_ppo_without_an_artifact_serves_by_its_fall_back_and_says_how_to_train(
         async with running_fleet(tmp_path, routing=RoutingSettings(policy="ppo")) as fleet:
             await fleet.add_agent("a")
             found = await _decide(fleet, "ppo")
-            assert "edge-controller train ppo" in found.decision.fallback_reason
+            assert "edge-controller lab train ppo" in found.decision.fallback_reason
 
     asyncio.run(scenario())

@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
-from controller.offline.measurements import Measurement, read_measurements
-from controller.offline.summary import all_entries
+from controller.lab.offline.measurements import Measurement, read_measurements
+from controller.lab.offline.summary import all_entries
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
@@ -74,6 +74,7 @@ async def command(
     """Run `profile` to its end; its JSON and its standard error."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
+        "lab",
         "profile",
         *(str(argument) for argument in arguments),
         stdin=subprocess.DEVNULL,
@@ -103,7 +104,15 @@ def test_every_question_goes_to_every_destination_and_is_graded(tmp_path: Path) 
             both = (ModelSettings("fake-a", slots=2), ModelSettings("fake-b", slots=2))
             await fleet.add_agent("one", models=both, make_engine=adds)
             await fleet.add_agent("two", make_engine=adds_even, kind="cloud")
-            options: list[str | Path] = ["--workload", workload, "--out", out, "--concurrency", "2"]
+            options: list[str | Path] = [
+                "run",
+                "--workload",
+                workload,
+                "--out",
+                out,
+                "--concurrency",
+                "2",
+            ]
             found, errors = await command(fleet, *options, *where(fleet))
             assert (found["answered"], found["failed"], found["left"]) == (18, 0, 0)
             # This fleet has no embedding model, and the run says so rather than nothing.
@@ -158,7 +167,7 @@ def test_routed_batches_are_reported_and_everything_is_exported(tmp_path: Path) 
             assert told["makespans"]["requests"] >= 3
             assert told["requests"]["median_error_ratio"] >= 0
             await command(
-                fleet, "--workload", workload, "--limit", "2", "--node", "two", "--out", out,
+                fleet, "run", "--workload", workload, "--limit", "2", "--node", "two", "--out", out,
                 *where(fleet),
             )  # fmt: skip
             report, _ = await command(fleet, "report", out, "--json")
@@ -194,7 +203,8 @@ def test_as_many_questions_are_under_way_at_a_destination_as_were_asked_for(
             models = (ModelSettings("fake-a", slots=8, threads=1),)
             await fleet.add_agent("one", models, make_engine=slowly)
             await command(
-                fleet, "--workload", workload, "--concurrency", str(concurrency), "--out", out,
+                fleet, "run", "--workload", workload, "--out", out,
+                "--concurrency", str(concurrency),
                 *where(fleet),
             )  # fmt: skip
         others = [row.inflight_requests for row in measured(out)]
@@ -208,7 +218,7 @@ def test_as_many_questions_are_under_way_at_a_destination_as_were_asked_for(
 def profiling(arguments: list[str | Path]) -> Iterator["subprocess.Popen[bytes]"]:
     """A run in the background; killed at the end if it is still there."""
     process = subprocess.Popen(
-        [*COMMAND, "profile", *(str(argument) for argument in arguments)],
+        [*COMMAND, "lab", "profile", *(str(argument) for argument in arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -231,7 +241,7 @@ def test_run_that_is_stopped_goes_on_and_asks_nothing_twice(
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
             await fleet.add_agent("one", make_engine=slowly)
-            options: list[str | Path] = ["--workload", workload, "--out", out, *where(fleet)]
+            options: list[str | Path] = ["run", "--workload", workload, "--out", out, *where(fleet)]
             with profiling(options) as process:
                 deadline = time.monotonic() + PATIENCE_SECONDS
                 while not journal.exists() or journal.read_bytes().count(b"\n") < 3:
@@ -265,7 +275,7 @@ def test_node_that_goes_away_leaves_its_questions_for_later(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
             one = await fleet.add_agent("one", make_engine=slowly)
-            options: list[str | Path] = ["--workload", workload, "--out", out, *where(fleet)]
+            options: list[str | Path] = ["run", "--workload", workload, "--out", out, *where(fleet)]
             run = asyncio.create_task(command(fleet, *options, "--node-wait", "0.5", code=1))
             journal = out / "journal.jsonl"
             while not journal.exists() or journal.read_bytes().count(b"\n") < 3:
@@ -294,7 +304,7 @@ def test_what_no_destination_can_take_is_a_failure_and_the_rest_is_measured(
         async with running_fleet(tmp_path) as fleet:
             await fleet.add_agent("one", make_engine=adds)
             found, errors = await command(
-                fleet, "--workload", workload, "--out", out, *where(fleet), code=1
+                fleet, "run", "--workload", workload, "--out", out, *where(fleet), code=1
             )
             assert (found["answered"], found["failed"]) == (2, 1)
             assert "INVALID_ARGUMENT" in errors
@@ -308,12 +318,16 @@ def test_what_no_destination_can_take_is_a_failure_and_the_rest_is_measured(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["--out", "run"], 2, "--workload"),
-        (["--workload", "nothing.jsonl", "--out", "run"], 2, "no such file"),
-        (["--workload", "bad.jsonl", "--out", "run"], 2, "bad.jsonl, line 2"),
-        (["--workload", "good.jsonl"], 2, "--out"),
-        (["--workload", "good.jsonl", "--classes", "other", "--out", "run"], 2, "no class other"),
-        (["--workload", "good.jsonl", "--out", "run"], 1, "no controller answers"),
+        (["run", "--out", "run"], 2, "--workload"),
+        (["run", "--workload", "nothing.jsonl", "--out", "run"], 2, "no such file"),
+        (["run", "--workload", "bad.jsonl", "--out", "run"], 2, "bad.jsonl, line 2"),
+        (["run", "--workload", "good.jsonl"], 2, "--out"),
+        (
+            ["run", "--workload", "good.jsonl", "--classes", "other", "--out", "run"],
+            2,
+            "no class other",
+        ),
+        (["run", "--workload", "good.jsonl", "--out", "run"], 1, "no controller answers"),
         (["report", "nothing"], 1, "no profiling run"),
         (["report"], 2, "--live"),
         (["report", "run", "--live"], 2, "--live"),
@@ -328,6 +342,6 @@ def test_what_cannot_be_done_is_said(
     (tmp_path / "bad.jsonl").write_text(arithmetic(1) + '{"prompt": "x", "max_tokens": 0}\n')
     monkeypatch.chdir(tmp_path)
     environment = {"POINTSMAN_CONTROLLER": "127.0.0.1:9", "POINTSMAN_INSECURE": "1"}
-    ended = CliRunner().invoke(main, ["profile", *arguments], env=environment)
+    ended = CliRunner().invoke(main, ["lab", "profile", *arguments], env=environment)
     assert ended.exit_code == code, ended.output
     assert told in ended.output

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from controller.cli import main
 from controller.config import QualitySettings
-from controller.predictors.embedding import MANIFEST_FILE, default_folder
+from controller.quality.embedding import MANIFEST_FILE, default_folder
 from edge_agent.config import ModelSettings
 from pointsman.v1 import router_pb2
 from tests.fakes.fleet import infer_request, running_fleet
@@ -24,7 +24,9 @@ def embedding_dir() -> Path:
 
 
 def imported(*arguments: str | Path, code: int = 0) -> str:
-    ended = CliRunner().invoke(main, ["profile", "import", *(str(part) for part in arguments)])
+    ended = CliRunner().invoke(
+        main, ["lab", "profile", "import", *(str(part) for part in arguments)]
+    )
     assert ended.exit_code == code, ended.output
     return ended.output
 

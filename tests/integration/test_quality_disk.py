@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.storage.quality_files import QualityFilesError, QualityFolder
+from controller.quality.files import QualityFilesError, QualityFolder
 from tests.fakes.small_disk import fill, remount, small_disk
 from tests.integration.test_quality_store import opened, record
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from controller.bench.embedding import bench_embedding
-from controller.bench.quality import QualityRow, evaluate
-from controller.predictors.embedding import (
+from controller.lab.bench.embedding import bench_embedding
+from controller.lab.bench.quality import QualityRow, evaluate
+from controller.quality.embedding import (
     EmbeddingUnavailableError,
     OnnxEmbedding,
     default_folder,
@@ -56,7 +56,7 @@ def test_estimates_beat_the_mean_on_routerbench() -> None:
 @pytest.mark.slow
 def test_eight_bits_find_the_float_model_s_neighbours_in_little_memory() -> None:
     backend()
-    """Guards against a slip; the figures themselves are for `edge-controller bench embedding`.
+    """Guards against a slip; the figures themselves are for `edge-controller lab bench embedding`.
 
     Both depend on the machine: int8 kernels differ by processor, and memory by its libraries.
     """

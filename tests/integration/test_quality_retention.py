@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from controller.predictors.serving import QualityPredictor, QualityRetention
-from controller.profiler.index_build import StoreBounds
-from controller.storage.quality_files import QualityFolder
+from controller.quality.files import QualityFolder
+from controller.quality.index_build import StoreBounds
+from controller.quality.predictor import QualityPredictor, QualityRetention
 from tests.integration.test_quality_store import DIMENSION, journal_of, opened, record
 
 DAY = 86_400.0

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from controller.predictors.neighbour_index import GraphIndex
-from controller.profiler.quality_store import QualityRecord, prompt_digest
-from controller.profiler.store_contents import InvalidRecordError
-from controller.storage.quality_files import QualityFilesError, QualityFolder
+from controller.quality.files import QualityFilesError, QualityFolder
+from controller.quality.neighbour_index import GraphIndex
+from controller.quality.store import QualityRecord, prompt_digest
+from controller.quality.store_contents import InvalidRecordError
 
 DIMENSION = 8
 

@@ -1,6 +1,6 @@
 """A learned policy as it is served: weights, what they expect, and where they come from.
 
-`controller.storage.policy_files` reads and writes it.
+`controller.request_manager.policy_files` reads and writes it.
 """
 
 import hashlib
@@ -90,6 +90,6 @@ FindArtifact: TypeAlias = Callable[[str], PolicyArtifact | NoArtifact]
 def no_artifact(name: str) -> NoArtifact:
     """What a controller without a folder of learned policies knows."""
     return NoArtifact(
-        f"no trained policy {name}; train one with `edge-controller train {name}` and set "
+        f"no trained policy {name}; train one with `edge-controller lab train {name}` and set "
         "routing.ppo_artifacts"
     )

@@ -1,6 +1,6 @@
 """Forward passes over exported weights, in NumPy: a controller needs no torch.
 
-`controller.training.ppo` has the same networks in torch, and a test compares the two.
+`controller.lab.training.ppo` has the same networks in torch, and a test compares the two.
 """
 
 from collections.abc import Mapping

@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from google.protobuf.json_format import ParseDict
 
 from controller.cli import main
 from controller.commands.asking import to_json
+from controller.lab.commands.bench import bench
+from controller.lab.commands.group import lab
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 NOWHERE = ["--controller", "127.0.0.1:1", "--insecure"]
@@ -143,3 +146,18 @@ def test_json_leaves_out_what_is_unknown() -> None:
     assert "energy_joules" not in usage
     assert usage["prompt_tokens"] == 3
     assert "chosen" not in to_json(router_pb2.Placement(request_id="r1"))
+
+
+@pytest.mark.parametrize("name", ["demo", "profile", "bench", "train"])
+def test_a_command_that_moved_says_where_it_is(name):
+    ended = CliRunner().invoke(main, [name, "--help"])
+    assert ended.exit_code == 2
+    assert f"lab {name}" in ended.output
+    assert CliRunner().invoke(main, ["lab", name, "--help"]).exit_code == 0
+
+
+def test_each_command_of_the_tables_can_be_imported():
+    for group in (main, lab, bench):
+        context = click.Context(group)
+        assert all(group.get_command(context, name) for name in group.list_commands(context))
+    assert lab.get_command(click.Context(lab), "nothing") is None

@@ -18,10 +18,10 @@ from controller.domain.request import (
     ResponseFormat,
     Sampling,
 )
+from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.errors import InvalidRequestError
 from controller.fleet.convert import work_order
 from controller.ids import BatchId, ModelName, NodeId, RequestId
-from controller.request_manager.records import Account, RequestRecord, RequestState
 from pointsman.v1 import types_pb2
 
 

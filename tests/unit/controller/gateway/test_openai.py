@@ -20,6 +20,7 @@ from controller.domain.request import (
     ResponseFormat,
     Sampling,
 )
+from controller.domain.request_record import Account
 from controller.errors import PUBLIC_ERRORS, InvalidRequestError, UnknownModelError
 from controller.gateway.openai import (
     ChatCompletionRequest,
@@ -34,7 +35,6 @@ from controller.gateway.openai import (
     to_json,
 )
 from controller.ids import BatchId, ModelName, NodeId, RequestId
-from controller.request_manager.records import Account
 from controller.request_manager.stream import RoutedTo, Text
 
 HELLO = [{"role": "user", "content": "Hello"}]

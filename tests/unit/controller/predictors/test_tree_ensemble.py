@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.bench.drlm import random_trees
+from controller.lab.bench.drlm import random_trees
 from controller.predictors.tree_ensemble import (
     LEAF,
     TreeEnsemble,

@@ -14,9 +14,9 @@ from hypothesis.stateful import (
 from controller.domain.cluster import Calibration, NodeKind, NodeState
 from controller.domain.completion import Usage
 from controller.domain.engine_speed import CHUNK_SECONDS
+from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.node_report import ModelPhase
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.calibration import CalibrationKey, KnownCalibration
 from controller.profiler.events import (
     Dispatched,
     DrainChanged,

@@ -206,7 +206,7 @@ async def test_fall_backs_of_live_batches_are_counted_and_those_of_dry_runs_are_
     await decider.decide(BATCH, FLEET)
     await decider.decide(BATCH[:2], FLEET)
     found, _ = await decider.dry_run(BATCH, FLEET, "ppo-set", None)
-    assert "edge-controller train ppo-set" in found.fallback_reason
+    assert "edge-controller lab train ppo-set" in found.fallback_reason
     decider.choose("greedy-reward", None, None)
     await decider.decide(BATCH, FLEET)
     assert decider.fallbacks == {("ppo", FallbackCause.NO_ARTIFACT): len(BATCH) + 2}

@@ -7,8 +7,8 @@ import numpy as np
 from controller.domain.request import InferenceRequest, Sampling
 from controller.ids import RequestId
 from controller.predictors.class_conditioned import ClassPredictions
-from controller.predictors.neighbours import Source
-from controller.predictors.serving import Predictions
+from controller.quality.neighbours import Source
+from controller.quality.predictor import Predictions
 from controller.request_manager.estimates import combined, estimate
 from tests.unit.controller.routing.clusters import destination, fleet, node, request
 

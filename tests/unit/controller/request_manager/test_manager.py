@@ -6,6 +6,7 @@ import pytest
 
 from controller.config import BatchingSettings, LimitSettings
 from controller.domain.completion import Completion, FailureKind, FinishReason, Usage
+from controller.domain.request_record import Account, RequestState
 from controller.errors import (
     ContextExceededError,
     DuplicateRequestError,
@@ -20,7 +21,6 @@ from controller.errors import (
     SlowReaderError,
 )
 from controller.ids import BatchId, NodeId, RequestId
-from controller.request_manager.records import Account, RequestState
 from controller.request_manager.stream import RoutedTo, Text
 from tests.fakes.manager_bench import (
     FOR_LONG,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from controller.config import LimitSettings
 from controller.domain.completion import Completion, FailureKind, FinishReason, Usage
+from controller.domain.request_record import Account, RequestState
 from controller.errors import RouterError
 from controller.ids import RequestId
 from controller.request_manager.manager import InferEvent
-from controller.request_manager.records import Account, RequestState
 from tests.fakes.manager_bench import PI, VM, Bench, bench, request
 from tests.fakes.reports import hello, join
 

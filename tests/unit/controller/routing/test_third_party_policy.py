@@ -68,7 +68,17 @@ def test_command_solves_with_the_installed_policy(site: Path, tmp_path: Path) ->
     save_problem(random_problem(4, 5, 3), file)
     code = "from controller.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "solve", str(file), "--policy", "first-feasible", "--json"],
+        [
+            sys.executable,
+            "-c",
+            code,
+            "lab",
+            "solve",
+            str(file),
+            "--policy",
+            "first-feasible",
+            "--json",
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
         capture_output=True,
         text=True,

@@ -1,0 +1,1 @@
+"""Offline work: simulator, training, experiments, benchmarks. Serving imports none of it."""

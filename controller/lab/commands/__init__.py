@@ -1,0 +1,1 @@
+"""`edge-controller lab`, one module for each group of commands."""

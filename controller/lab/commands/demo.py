@@ -1,0 +1,61 @@
+"""`edge-controller lab demo`."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from controller.client import ConnectError
+from controller.commands.asking import (
+    CommandFailedError,
+)
+
+
+@click.command()
+@click.option("--stay", is_flag=True, help="Keep the controller and the agents until Ctrl-C.")
+@click.option(
+    "--learn",
+    "learns",
+    is_flag=True,
+    help="Let what the fleet answers teach how later prompts are answered, from nothing on; needs "
+    "`edge-controller embedding export`.",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the figures to this file.",
+)
+@click.option("--policy", "policies", multiple=True, help="Only this policy; may be given again.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("~/.cache/pointsman"),
+    show_default=True,
+    envvar="POINTSMAN_CACHE",
+    help="Where model files and measured speeds are kept.",
+)
+def demo(
+    stay: bool, learns: bool, json_file: Path | None, policies: tuple[str, ...], cache: Path
+) -> None:
+    """Route a batch of questions over three agents with real models on this machine."""
+    from rich.console import Console
+
+    from controller.lab.demo.errors import DemoError
+    from controller.lab.demo.run import DEFAULT_POLICIES, DemoOptions, run_demo
+
+    options = DemoOptions(
+        cache.expanduser().absolute(),
+        policies or DEFAULT_POLICIES,
+        stay,
+        json_file,
+        learns=learns,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    try:
+        asyncio.run(run_demo(options, console))
+    except (DemoError, ConnectError) as error:
+        raise CommandFailedError(str(error)) from error
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise click.Abort from None

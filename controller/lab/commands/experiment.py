@@ -1,0 +1,275 @@
+"""Commands that run experiments."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from controller.commands.asking import CommandFailedError, Wrong
+from controller.lab.commands.simulation_options import (
+    FOLDER,
+    GIVEN_FOLDER,
+    Bars,
+    Command,
+    arrivals_option,
+    inputs_option,
+    jobs_option,
+    lease_option,
+    scenario_option,
+    seed_option,
+    told_plainly,
+    trace_option,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from controller.lab.experiments.conditions import Plan
+
+
+@click.group()
+def experiment() -> None:
+    """Compare routing policies on a simulated cluster."""
+
+
+@experiment.command()
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="At most a minute: two loads, two runs, and policies that are hardly trained.",
+)
+@click.option(
+    "--out",
+    type=FOLDER,
+    required=True,
+    help="Gets results.json, tables and figures; given again, goes on where it was stopped.",
+)
+@click.option(
+    "--artifacts",
+    type=GIVEN_FOLDER,
+    help="Folder with `ppo`, `ppo-set` or both, as `edge-controller lab train` writes them. "
+    "If not given, they are trained first, which needs the extra `train`.",
+)
+@click.option(
+    "--training-seed",
+    "training_seeds",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Train learned policies once more with this seed, and tell what hangs on the training; "
+    "may be given again.",
+)
+@inputs_option
+@scenario_option
+@arrivals_option
+@trace_option
+@click.option(
+    "--policy", "policies", multiple=True, help="Only this label; may be given again. All else."
+)
+@click.option("--requests", type=click.IntRange(min=1), multiple=True, help="25, 50, 100 else.")
+@click.option(
+    "--rate", "rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
+    help="Arrivals a second; 0.5, 1, 2 else.",
+)  # fmt: skip
+@click.option("--runs", type=click.IntRange(min=1), help="Of each load; 10 else.")
+@seed_option
+@lease_option
+@jobs_option
+@click.option("--figures/--no-figures", default=True, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print rows and claims as one JSON object.")
+def drlm(
+    quick: bool,
+    out: Path,
+    artifacts: Path | None,
+    training_seeds: tuple[int, ...],
+    inputs: Path | None,
+    scenario: str,
+    arrivals: str,
+    trace: Path | None,
+    policies: tuple[str, ...],
+    requests: tuple[int, ...],
+    rates: tuple[float, ...],
+    runs: int | None,
+    seed: int,
+    lease_seconds: float,
+    jobs: int | None,
+    figures: bool,
+    as_json: bool,
+) -> None:
+    """Compare policies on DRLM's cluster, as its paper does."""
+    from dataclasses import asdict
+
+    from controller.lab.experiments.contenders import ALL
+    from controller.lab.experiments.drlm import QUICK, Design
+    from controller.lab.experiments.figures import FiguresMissing
+    from controller.lab.experiments.learning import EPISODES, QUICK_EPISODES
+    from controller.lab.experiments.report import claims, loads
+    from controller.lab.experiments.study import Study, conduct, usable_cores
+
+    known = [contender.label for contender in ALL]
+    strange = [label for label in policies if label not in known]
+    if strange:
+        raise Wrong(f"no policy {', '.join(strange)}; there are: {', '.join(known)}")
+    if seed in training_seeds or len(set(training_seeds)) < len(training_seeds):
+        raise Wrong(f"--training-seed is for further ones; the first training has --seed {seed}")
+    base = QUICK if quick else Design()
+    study = Study(
+        out=out,
+        contenders=[each for each in ALL if each.label in (policies or known)],
+        design=Design(
+            requests=requests or base.requests,
+            rates=rates or base.rates,
+            runs=runs or base.runs,
+            seed=seed,
+            arrivals=str(trace.absolute()) if trace else arrivals,
+            unnoticed_seconds=lease_seconds,
+        ),
+        scenario=scenario,
+        inputs=inputs,
+        artifacts=artifacts,
+        episodes=tuple((QUICK_EPISODES if quick else EPISODES).items()),
+        training_seeds=training_seeds,
+        jobs=jobs or (1 if quick else min(2, usable_cores())),
+        has_figures=figures,
+    )
+    try:
+        with told_plainly(out), Bars() as bars:
+            results, written = conduct(study, bars.show)
+    except FiguresMissing as error:
+        raise CommandFailedError(f"{out}: tables are written, but {error}") from error
+    if as_json:
+        found = {
+            "rows": [asdict(row) for row in results.rows],
+            "targets": [asdict(target) for target in results.targets],
+            "files": [str(path) for path in written],
+        }
+        click.echo(json.dumps(found))
+        return
+    click.echo(loads(results.rows))
+    if results.targets:
+        click.echo(claims(results.targets))
+    for path in written:
+        click.echo(str(path), err=True)
+
+
+_of_conditions = with_options(
+    click.option(
+        "--artifacts",
+        type=GIVEN_FOLDER,
+        required=True,
+        help="Folder of learned policies, written by `edge-controller lab train` or "
+        "`lab experiment drlm`.",
+    ),
+    inputs_option,
+    click.option(
+        "--out",
+        type=FOLDER,
+        required=True,
+        help="Gets results.json, table.csv and tables.md; given again, goes on where it was "
+        "stopped.",
+    ),
+    scenario_option,
+    click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True),
+    seed_option,
+    jobs_option,
+)
+
+
+def _load(requests: int, rate: float) -> Callable[[Command], Command]:
+    """Options of what arrives, with these defaults."""
+    return with_options(
+        click.option("--requests", type=click.IntRange(min=1), default=requests, show_default=True),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True),
+            default=rate,
+            show_default=True,
+            help="Arrivals a second.",
+        ),
+    )
+
+
+@experiment.command()
+@_of_conditions
+@_load(200, 1.0)
+def weights(requests: int, rate: float, **options: Any) -> None:
+    """Put more and more weight on energy and on money, and see who heeds it."""
+    from controller.lab.experiments.conditions import weights_plan
+    from controller.lab.experiments.runs import Load
+
+    _compare_conditions(weights_plan(Load(requests, rate)), **options)
+
+
+@experiment.command()
+@_of_conditions
+@_load(100, 2.0)
+def seconds(requests: int, rate: float, **options: Any) -> None:
+    """Put more and more weight on time, and see which of DRLM's claims hold together."""
+    from controller.lab.experiments.conditions import seconds_plan
+    from controller.lab.experiments.runs import Load
+
+    _compare_conditions(seconds_plan(Load(requests, rate)), **options)
+
+
+@experiment.command()
+@_of_conditions
+@_load(200, 1.0)
+@lease_option
+def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
+    """Let nodes fail and come back at random, more and more often."""
+    from controller.lab.experiments.conditions import churn_plan
+    from controller.lab.experiments.runs import Load
+
+    _compare_conditions(churn_plan(Load(requests, rate), lease_seconds), **options)
+
+
+def _compare_conditions(
+    plan: "Plan",
+    artifacts: Path,
+    inputs: Path | None,
+    out: Path,
+    scenario: str,
+    runs: int,
+    seed: int,
+    jobs: int | None,
+) -> None:
+    from controller.lab.experiments.condition_report import condition_tables, write_condition_report
+    from controller.lab.experiments.conditions import run_plan
+    from controller.lab.experiments.parts import FOLDER as PARTS
+    from controller.lab.experiments.setting import settle
+    from controller.lab.experiments.study import usable_cores
+
+    with told_plainly(out), Bars() as bars:
+        results = run_plan(
+            plan,
+            settle(out, scenario, inputs, artifacts),
+            range(seed, seed + runs),
+            out / PARTS,
+            jobs or min(2, usable_cores()),
+            lambda done, total, what: bars.show(plan.name, done, total, what),
+        )
+        written = write_condition_report(results, out)
+    click.echo(condition_tables(results))
+    for path in written:
+        click.echo(str(path), err=True)
+
+
+@click.command("simulator")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--queries", type=click.IntRange(min=64), default=10_000, show_default=True)
+@scenario_option
+@seed_option
+def bench_simulator_command(as_json: bool, queries: int, scenario: str, seed: int) -> None:
+    """Measure how many queries a second the cluster simulator routes."""
+    from controller.lab.bench.simulator import simulator_figures
+    from controller.lab.simulator.scenario_file import ScenarioError
+
+    try:
+        figures = simulator_figures(queries, scenario, seed)
+    except ScenarioError as error:
+        raise Wrong(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            click.echo(f"{name}: {value:.5g}" if isinstance(value, float) else f"{name}: {value}")

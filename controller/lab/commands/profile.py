@@ -1,0 +1,699 @@
+"""Commands of offline profiling: questions to every destination, and what they show."""
+
+import asyncio
+import contextlib
+import csv
+import json
+import signal
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from controller.client import Client, connected
+from controller.commands.asking import (
+    CommandFailedError,
+    Target,
+    Wrong,
+    asks_controller,
+    call_controller,
+    run_to_end,
+    text,
+)
+from pointsman.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from controller.lab.offline.asking import Sending, Teacher
+    from controller.lab.offline.fleet_view import FleetView
+    from controller.lab.offline.journal import Journal, Plan
+    from controller.lab.offline.profiling import RunOutcome
+    from controller.lab.offline.questions import Part, Question
+    from controller.lab.offline.recording import Recorder
+
+Result = TypeVar("Result")
+Decorated = Callable[..., Any]
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _Part(click.ParamType["Part"]):
+    """Such as 2/4."""
+
+    name = "part"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> "Part":
+        from controller.lab.offline.questions import Part
+
+        try:
+            index, of = (int(number) for number in str(value).split("/"))
+            return Part(index - 1, of)
+        except ValueError:
+            self.fail(f"{value!r} is no part such as 2/4", param, ctx)
+
+
+def _chooses_questions(command: Decorated) -> Decorated:
+    """Add the options that say which questions are asked, and how."""
+    for option in reversed(
+        (
+            click.option(
+                "--workload",
+                "workloads",
+                type=text,
+                multiple=True,
+                metavar="[FORMAT=]FILE",
+                help="Questions: GSM8K, MMLU, MMLU-Pro, TruthfulQA, CommonsenseQA as published, or "
+                "a JSONL of your own; may be given again. docs/profiling-data.md describes them.",
+            ),
+            click.option(
+                "--format",
+                "format",
+                default="auto",
+                show_default=True,
+                help="Of every file: gsm8k, mmlu, mmlu-pro, truthfulqa, truthfulqa-generation, "
+                "commonsenseqa or jsonl.",
+            ),
+            click.option(
+                "--classes",
+                multiple=True,
+                help="Only these classes, such as MMLU's subjects; separated by commas.",
+            ),
+            click.option(
+                "--sample",
+                type=click.IntRange(min=1),
+                help="So many random questions of each file.",
+            ),
+            click.option(
+                "--limit",
+                type=click.IntRange(min=1),
+                help="At most so many questions of each file, the first ones.",
+            ),
+            click.option(
+                "--part",
+                "parts",
+                type=_Part(),
+                multiple=True,
+                metavar="I/N",
+                help="Only every N-th of these questions of each file, from the I-th on; may be "
+                "given again. So several fleets share a set out.",
+            ),
+            click.option(
+                "--seed",
+                type=click.IntRange(0, 2**32 - 1),
+                default=0,
+                show_default=True,
+                help="Of samples, of the order of choices, and of the models' sampling.",
+            ),
+            click.option(
+                "--max-tokens",
+                type=click.IntRange(min=1),
+                default=256,
+                show_default=True,
+                help="Longest answer of a question that gives no length itself.",
+            ),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(min=1),
+                default=900.0,
+                show_default=True,
+                help="Seconds for one answer.",
+            ),
+            click.option(
+                "--teach/--no-teach",
+                "is_teaching",
+                default=True,
+                show_default=True,
+                help="Give the scores to the controller, which routes by them from then on.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def profile() -> None:
+    """Learn how well and how fast each destination answers, from question sets."""
+
+
+@profile.command()
+@_chooses_questions
+@click.option("--node", "nodes", multiple=True, type=text, help="Only this node; again for more.")
+@click.option("--model", "models", multiple=True, type=text, help="Only this model; the same.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="Questions under way at one destination.",
+)
+@click.option(
+    "--node-wait",
+    type=click.FloatRange(min=0),
+    default=120.0,
+    show_default=True,
+    help="Seconds that a node which goes away is waited for.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
+@click.option("--out", type=_FOLDER, required=True, help="Folder to keep the measurements in.")
+@asks_controller
+def run(
+    workloads: tuple[str, ...],
+    format: str,
+    classes: tuple[str, ...],
+    sample: int | None,
+    limit: int | None,
+    parts: "tuple[Part, ...]",
+    seed: int,
+    max_tokens: int,
+    timeout: float,
+    is_teaching: bool,
+    nodes: tuple[str, ...],
+    models: tuple[str, ...],
+    concurrency: int,
+    node_wait: float,
+    resume: bool,
+    out: Path,
+    target: Target,
+) -> None:
+    """Ask every question of every destination, grade the answers and keep what they cost.
+
+    Greedy, with a fixed seed. It may be stopped at any time, and goes on with --resume.
+    """
+    from controller.lab.offline.asking import Sending
+    from controller.lab.offline.journal import JournalError, read_journal
+    from controller.lab.offline.profiling import plan_of
+    from controller.lab.offline.summary import summarised
+    from controller.lab.offline.tables import print_summary
+
+    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
+    sending = Sending(max_tokens, seed, timeout, node_wait)
+    plan = plan_of(files, questions, max_tokens, seed)
+    outcome = _to_end(
+        _profile_all(
+            target, out, plan, resume, sending, is_teaching, questions, nodes, models, concurrency
+        ),
+        out,
+    )
+    try:
+        summary = summarised(read_journal(out))
+    except JournalError as error:
+        raise CommandFailedError(str(error)) from error
+    if target.as_json:
+        body = {
+            **asdict(outcome),
+            "folder": str(out),
+            "destinations": [asdict(row) for row in summary],
+        }
+        click.echo(json.dumps(body, indent=2, ensure_ascii=False))
+    else:
+        print_summary(summary, _console())
+    _warn_of_refusal(outcome.refusal)
+    if outcome.failed or outcome.left:
+        raise CommandFailedError(
+            f"{outcome.failed} questions failed and {outcome.left} were not asked; ask them again "
+            "with --resume"
+        )
+
+
+async def _profile_all(
+    target: Target,
+    out: Path,
+    plan: "Plan",
+    resume: bool,
+    sending: "Sending",
+    is_teaching: bool,
+    questions: "Sequence[Question]",
+    nodes: Sequence[str],
+    models: Sequence[str],
+    concurrency: int,
+) -> "RunOutcome":
+    from controller.lab.offline.profiling import ProfilingRun, Progress
+    from controller.lab.offline.progress import RunProgress
+
+    async with _recording(target, out, plan, resume, sending, is_teaching) as (
+        fleet,
+        journal,
+        teacher,
+        recorder,
+    ):
+        targets = fleet.targets(nodes, models)
+        with RunProgress(_error_console()) as shown:
+            progress = Progress(shown.started, shown.finished, shown.gone)
+            run = ProfilingRun(recorder, fleet, journal, teacher, progress, concurrency)
+            return await run.run(questions, targets)
+
+
+@asynccontextmanager
+async def _recording(
+    target: Target, out: Path, plan: "Plan", resume: bool, sending: "Sending", is_teaching: bool
+) -> "AsyncIterator[tuple[FleetView, Journal, Teacher, Recorder]]":
+    """Everything that a run needs, connected and open."""
+    from controller.lab.offline.asking import Teacher
+    from controller.lab.offline.fleet_view import FleetView
+    from controller.lab.offline.journal import Journal
+    from controller.lab.offline.recording import Recorder
+
+    async with connected(target.connection) as client:
+        fleet = FleetView(client)
+        await fleet.refresh()
+        fleet.targets((), ())  # nothing is begun while nobody is there
+        with Journal(out, plan, resume) as journal:
+            if journal.repaired_bytes:
+                click.echo("A line that was cut off by a crash was taken away.", err=True)
+            teacher = Teacher(client, is_teaching)
+            yield fleet, journal, teacher, Recorder(client, fleet, journal, sending, teacher)
+
+
+def _to_end(work: "Any", out: Path) -> Any:
+    """What the coroutine gives; Ctrl-C and SIGTERM end it with a word on how to go on."""
+    from controller.lab.offline.fleet_view import DestinationsError
+    from controller.lab.offline.journal import JournalError
+
+    stopped = False
+
+    async def run() -> Any:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        try:
+            return await work
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    try:
+        return run_to_end(run())
+    except (DestinationsError, JournalError) as error:
+        raise CommandFailedError(str(error)) from error
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        raise CommandFailedError(
+            f"stopped; what was measured is kept in {out}, and --resume goes on with it"
+        ) from None
+
+
+def _warn_of_refusal(refusal: str) -> None:
+    if refusal:
+        click.echo(f"The controller did not take all scores: {refusal}", err=True)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _error_console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _questions(
+    workloads: Sequence[str],
+    format: str,
+    classes: Sequence[str],
+    sample: int | None,
+    limit: int | None,
+    parts: "tuple[Part, ...]",
+    seed: int,
+) -> "tuple[list[tuple[Path, str]], list[Question]]":
+    """The files with their formats, and the questions that are chosen of them."""
+    from controller.lab.offline.questions import chosen, parted
+    from controller.lab.offline.workloads import WorkloadError, named_workload, read_workload
+
+    if not workloads:
+        raise click.UsageError("name at least one file of questions with --workload")
+    wanted = {name.strip() for part in classes for name in part.split(",") if name.strip()}
+    known: set[str] = set()
+    files: list[tuple[Path, str]] = []
+    found: list[Question] = []
+    for workload in workloads:
+        own = named_workload(workload, format)
+        try:
+            questions = read_workload(own[0], own[1], seed)
+        except WorkloadError as error:
+            raise Wrong(str(error)) from error
+        known |= {question.question_class for question in questions}
+        files.append(own)
+        found += parted(chosen(questions, wanted, sample, seed)[:limit], parts)
+    if wanted - known:
+        raise Wrong(
+            f"no class {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}"
+        )
+    seen: set[tuple[str, str]] = set()
+    for question in found:
+        key = (question.workload, question.question_id)
+        if key in seen:
+            raise Wrong(
+                f"{question.workload} {question.question_id!r} is in two of the files; profile "
+                "them into folders of their own"
+            )
+        seen.add(key)
+    return files, found
+
+
+# -- batches that the policy routes ---------------------------------------------------------------
+
+
+@profile.command()
+@_chooses_questions
+@click.option("--batches", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Requests that are sent at once.",
+)
+@click.option("--out", type=_FOLDER, required=True, help="Folder to keep the measurements in.")
+@asks_controller
+def routed(
+    workloads: tuple[str, ...],
+    format: str,
+    classes: tuple[str, ...],
+    sample: int | None,
+    limit: int | None,
+    parts: "tuple[Part, ...]",
+    seed: int,
+    max_tokens: int,
+    timeout: float,
+    is_teaching: bool,
+    batches: int,
+    batch_size: int,
+    out: Path,
+    target: Target,
+) -> None:
+    """Send batches by the policy in force, to compare predictions with what comes.
+
+    One batch after the other; `profile report` shows the comparison.
+    """
+    from controller.lab.offline.asking import Sending
+    from controller.lab.offline.journal import JournalError, read_journal
+    from controller.lab.offline.profiling import plan_of
+    from controller.lab.offline.routed import batches_of
+    from controller.lab.offline.summary import ROUTED
+
+    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
+    if not questions:
+        raise Wrong("no questions are left of the files")
+    run_id = uuid.uuid4().hex[:12]
+    folder = out / ROUTED / run_id
+    made = batches_of(questions, batches, batch_size, seed)
+    recorder, refusal = _to_end(
+        _route_all(
+            target,
+            folder,
+            plan_of(files, questions, max_tokens, seed, run_id),
+            Sending(max_tokens, seed, timeout, 0.0),
+            is_teaching,
+            made,
+        ),
+        folder,
+    )
+    try:
+        _show_report(list(read_journal(folder)), target.as_json)
+    except JournalError as error:
+        raise CommandFailedError(str(error)) from error
+    _warn_of_refusal(refusal)
+    if recorder.failed:
+        raise CommandFailedError(f"{recorder.failed} requests failed; the lines above say why")
+
+
+async def _route_all(
+    target: Target,
+    folder: Path,
+    plan: "Plan",
+    sending: "Sending",
+    is_teaching: bool,
+    batches: "Sequence[Sequence[Question]]",
+) -> "tuple[Recorder, str]":
+    from controller.lab.offline.progress import RunProgress
+    from controller.lab.offline.routed import send_batches
+
+    async with _recording(target, folder, plan, False, sending, is_teaching) as (
+        fleet,
+        _,
+        teacher,
+        recorder,
+    ):
+        with RunProgress(_error_console()) as shown:
+            shown.started(None, sum(len(batch) for batch in batches), 0)
+            await send_batches(batches, recorder, fleet, lambda entry: shown.finished(None, entry))
+        return recorder, teacher.refusal
+
+
+# -- what was measured ----------------------------------------------------------------------------
+
+
+@profile.command()
+@click.argument("folder", type=_FOLDER)
+@click.option(
+    "--format",
+    "format",
+    type=click.Choice(["parquet", "csv"]),
+    default="parquet",
+    show_default=True,
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write; FOLDER/measurements.parquet or .csv by default.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(folder: Path, format: Any, out: Path | None, as_json: bool) -> None:
+    """Write the measurements in FOLDER as one table, and failures as another.
+
+    docs/profiling-data.md describes the columns.
+    """
+    from controller.lab.offline.journal import Failure, JournalError
+    from controller.lab.offline.measurements import (
+        Measurement,
+        MeasurementsError,
+        write_measurements,
+    )
+    from controller.lab.offline.summary import all_entries, run_folders
+
+    path = out or folder / f"measurements.{format}"
+    failures: list[Failure] = []
+
+    def rows() -> Iterator[Measurement]:
+        for entry in all_entries(folder):
+            if isinstance(entry, Measurement):
+                yield entry
+            else:
+                failures.append(entry)
+
+    try:
+        run_folders(folder)  # before anything is written
+        count = write_measurements(path, rows(), format)
+        failures_path = _write_failures(path.with_name("failures.csv"), failures)
+    except (JournalError, MeasurementsError) as error:
+        raise CommandFailedError(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{path}: {error.strerror or error}") from error
+    if as_json:
+        body = {
+            "file": str(path),
+            "measurements": count,
+            "failures": len(failures),
+            "failures_file": str(failures_path) if failures_path else None,
+        }
+        click.echo(json.dumps(body))
+    else:
+        told = f", {len(failures)} failures in {failures_path}" if failures_path else ""
+        click.echo(f"{path}: {count} measurements{told}")
+
+
+def _write_failures(path: Path, failures: Sequence[Any]) -> Path | None:
+    """Where they are; None, and no file of earlier, when there are none."""
+    if not failures:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return None
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(failures[0])), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(failure) for failure in failures)
+    return path
+
+
+@profile.command("report")
+@click.argument("folder", type=_FOLDER, required=False)
+@click.option(
+    "--live", is_flag=True, help="Judge what the controller answered lately, instead of a folder."
+)
+@click.option(
+    "--last",
+    type=click.IntRange(1, 100_000),
+    help="With --live: the latest so many answers, 10,000 by default.",
+)
+@asks_controller
+def report_command(folder: Path | None, live: bool, last: int | None, target: Target) -> None:
+    """Compare predicted with measured finishes in FOLDER, and show quality by class and model.
+
+    Predictions are judged by the batches of `profile routed`; where there are none, by the
+    profiled questions. With --live they are those of everything that the controller has answered
+    and still keeps, also before its last start.
+    """
+    from controller.lab.offline.journal import JournalError
+    from controller.lab.offline.summary import all_entries
+
+    if live == (folder is not None):
+        raise click.UsageError("name a folder, or say --live")
+    if last is not None and not live:
+        raise click.UsageError("--last goes with --live")
+    if folder is None:
+        _show_live_report(last, target)
+        return
+    try:
+        _show_report(list(all_entries(folder)), target.as_json)
+    except JournalError as error:
+        raise CommandFailedError(str(error)) from error
+
+
+def _show_live_report(last: int | None, target: Target) -> None:
+    from controller.lab.offline.report import Timing, report, report_as_json
+    from controller.lab.offline.tables import print_report
+
+    async def call(client: Client) -> list[Timing]:
+        stream = client.admin.ListAccounts(
+            admin_pb2.ListAccountsRequest(limit=last or 0), timeout=60
+        )
+        return [
+            Timing(
+                response.account.node_id,
+                response.account.model,
+                response.account.batch_id,
+                response.account.predicted_finish_seconds,
+                response.account.measured_finish_seconds,
+            )
+            async for response in stream
+        ]
+
+    timings = call_controller(target, call)
+    found = report(timings, ())
+    if target.as_json:
+        click.echo(json.dumps({"predictions_of": "live", "failed": None, **report_as_json(found)}))
+    elif not timings:
+        raise CommandFailedError("the controller keeps no answered request")
+    else:
+        print_report(found, _console())
+
+
+def _show_report(entries: Sequence[Any], as_json: bool) -> None:
+    from controller.lab.offline.measurements import Measurement
+    from controller.lab.offline.report import report, report_as_json, timing
+    from controller.lab.offline.tables import print_report
+
+    rows = [entry for entry in entries if isinstance(entry, Measurement)]
+    kind = "routed" if any(row.kind == "routed" for row in rows) else "profiled"
+    found = report([timing(row) for row in rows if row.kind == kind], rows)
+    failed = len(entries) - len(rows)
+    if as_json:
+        body = {"predictions_of": kind, "failed": failed, **report_as_json(found)}
+        click.echo(json.dumps(body, indent=2, ensure_ascii=False))
+        return
+    if not rows:
+        raise CommandFailedError("nothing has been answered yet; go on with --resume")
+    print_report(found, _console())
+    click.echo(f"Predictions of {kind} requests; {failed} questions failed.", err=True)
+
+
+# -- outcome tables -------------------------------------------------------------------------------
+
+
+@profile.command("import")
+@click.argument("table", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--questions",
+    "question_file",
+    type=text,
+    metavar="[FORMAT=]FILE",
+    help="The questions of a table that has only their numbers.",
+)
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    type=text,
+    metavar="TABLE=MODEL",
+    help="The table's name of a model, and the catalogue's; may be given again.",
+)
+@click.option("--only-renamed", is_flag=True, help="Leave the table's other models out.")
+@click.option(
+    "--data-dir",
+    type=_FOLDER,
+    default=Path("~/.local/share/pointsman/controller"),
+    show_default=True,
+    help="Of the controller, which must not be running meanwhile.",
+)
+@click.option(
+    "--embedding-dir", type=_FOLDER, help="The embedding model; the cache folder by default."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_command(
+    table: Path,
+    question_file: str | None,
+    renames: tuple[str, ...],
+    only_renamed: bool,
+    data_dir: Path,
+    embedding_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Take a published table of outcomes into the quality store, and run nothing.
+
+    A model of the fleet profits from outcomes of the same name, on whatever node they were had.
+    """
+    from controller.lab.offline.outcome_import import ImportFailedError, import_outcomes
+    from controller.lab.offline.outcome_tables import OutcomeTableError, read_outcomes
+
+    questions = (
+        _questions([question_file], "auto", (), None, None, (), 0)[1] if question_file else ()
+    )
+    names = _renames(renames)
+    try:
+        outcomes, blank = read_outcomes(table, questions)
+        unknown = sorted(set(names) - {outcome.model for outcome in outcomes})
+        if unknown:
+            raise Wrong(f"--rename: the table has no model {', '.join(unknown)}")
+        report = import_outcomes(
+            [o for o in outcomes if not only_renamed or o.model in names],
+            names,
+            data_dir.expanduser(),
+            embedding_dir,
+            say=lambda line: click.echo(line, err=True),
+        )
+    except OutcomeTableError as error:
+        raise Wrong(str(error)) from error
+    except ImportFailedError as error:
+        raise CommandFailedError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "blank_cells": blank}))
+    else:
+        click.echo(
+            f"{report.outcomes} outcomes of {report.prompts} prompts and {report.models} models "
+            f"are in the store now, which knows {report.stored_prompts} prompts; {blank} cells of "
+            "the table are blank"
+        )
+
+
+def _renames(renames: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for rename in renames:
+        before, is_pair, after = rename.rpartition("=")
+        if not (is_pair and before and after):
+            raise Wrong(f"--rename: TABLE=MODEL, not {rename!r}")
+        found[before] = after
+    return found

@@ -1,0 +1,117 @@
+"""What the commands on simulated clusters share: options, progress bars, how errors are told."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from controller.commands.asking import CommandFailedError, Wrong
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FOLDER = click.Path(file_okay=False, path_type=Path)
+GIVEN_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+scenario_option = click.option(
+    "--scenario", default="drlm", show_default=True, help="A name, or a TOML file."
+)
+inputs_option = click.option(
+    "--inputs",
+    type=GIVEN_FOLDER,
+    help="Queries with predictions and truth, of the scenario, as `edge-controller lab fit "
+    "--simulation-inputs` writes them; synthetic ones without.",
+)
+seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Processes; 2 at most else.")
+lease_option = click.option(
+    "--lease-seconds",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="How long a node that fails goes on being sent requests.",
+)
+arrivals_option = click.option(
+    "--arrivals", type=click.Choice(["poisson", "bursts"]), default="poisson", show_default=True
+)
+trace_option = click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Replay these arrivals at the rate instead: CSV or gzipped, in the form of Azure's LLM "
+    "traces.",
+)
+
+
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """All of them on one command, listed by its help in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@contextlib.contextmanager
+def told_plainly(out: Path | None = None) -> Iterator[None]:
+    """Tell what a simulation cannot be done with as wrong usage, and the rest as a failure.
+
+    Args:
+        out: named where a file fails that has no name.
+    """
+    from controller.lab.experiments.conditions import NothingLearned
+    from controller.lab.experiments.learning import TrainingMissing
+    from controller.lab.experiments.parts import ExperimentError
+    from controller.lab.simulator.inputs import InputsError
+    from controller.lab.simulator.scenario_file import ScenarioError
+    from controller.lab.simulator.workload import WorkloadError
+    from controller.storage.artifacts import ArtifactError
+
+    try:
+        yield
+    except (ScenarioError, InputsError, WorkloadError, NothingLearned) as error:
+        raise Wrong(str(error)) from error
+    except (ArtifactError, ExperimentError, TrainingMissing) as error:
+        raise CommandFailedError(str(error)) from error
+    except OSError as error:
+        raise CommandFailedError(f"{error.filename or out}: {error.strerror}") from error
+
+
+class Bars:
+    """Progress of each stage on standard error; nothing where that is no terminal."""
+
+    def __enter__(self) -> "Bars":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[what]}"),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, int] = {}
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, stage: str, done: int, total: int, what: str) -> None:
+        """Say how far a stage is; it gets a bar of its own."""
+        from rich.progress import TaskID
+
+        if stage not in self._tasks:
+            self._tasks[stage] = int(self._bars.add_task(stage, total=total, what=what))
+        task = TaskID(self._tasks[stage])
+        self._bars.update(task, completed=done, total=total, what=what)

@@ -1,0 +1,1 @@
+"""How good an answer would be, and how long: embedding, store, index, estimates, learner."""
