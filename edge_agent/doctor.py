@@ -125,8 +125,8 @@ async def _check_engine(settings: Settings) -> list[Finding]:
 def judge_build(version: str, system_info: str, root: Path = Path("/")) -> list[Finding]:
     """What the engine's build makes of this machine.
 
-    A build for another processor may run for a while before it dies of it (case P9), and one with
-    CUDA's virtual memory until the board's memory is short (case P11).
+    A build for another processor may run for a while before it dies of it, and one with
+    CUDA's virtual memory until the board's memory is short.
 
     Args:
         version: of llama-cpp-python.
@@ -327,7 +327,7 @@ async def _check_devices(settings: Settings) -> list[Finding]:
 
 
 def examine_devices(root: Path) -> list[Finding]:
-    """Whether this user may open the device files of GPUs and firmware (case D13)."""
+    """Whether this user may open the device files of GPUs and firmware."""
     found = [path for pattern in _DEVICES for path in sorted(root.glob(pattern))]
     closed = [path for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if not closed:

@@ -33,7 +33,7 @@ SERVICE_NAMES: Final = (
 )
 
 KEEPALIVE_MILLISECONDS: Final = 20_000
-"""How often agents and clients may ping; the agent's channel uses the same (case G1: Python's
+"""How often agents and clients may ping; the agent's channel uses the same (Python's
 server would otherwise answer pings more frequent than every five minutes with GOAWAY)."""
 
 _OPTIONS: Final = (

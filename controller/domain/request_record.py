@@ -76,7 +76,7 @@ class RequestRecord:
     def attempt_number(self) -> int:
         """What the current dispatch is called on the wire.
 
-        It rises over every use of the same id, since a node ignores what it has seen (case S8).
+        It rises over every use of the same id, since a node ignores what it has seen.
         """
         return self.earlier_attempts + self.attempts
 

@@ -73,7 +73,7 @@ class Registry:
         """Sessions whose lease has run out; call it a few times per lease.
 
         When the controller itself was stalled since the last call, what the nodes sent meanwhile
-        still waits to be read, so everybody gets one more lease (case L3). When most of a fleet is
+        still waits to be read, so everybody gets one more lease. When most of a fleet is
         silent at once, the controller's own network is the likelier fault: nobody is evicted for
         one more lease, and whoever is silent even then has really gone.
         """

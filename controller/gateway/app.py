@@ -162,7 +162,7 @@ class ChatCompletions:
     """`POST /v1/chat/completions` as an ASGI application.
 
     Whatever ends the exchange early (the client leaves, it stops reading, the server stops) closes
-    the router's iterator, and so cancels the generation (case S1).
+    the router's iterator, and so cancels the generation.
     """
 
     def __init__(self, router: Router, limits: GatewayLimits) -> None:

@@ -350,7 +350,7 @@ def to_json(value: object) -> bytes:
 def account_failure(account: Account) -> HttpFailure | None:
     """Why an account is no answer; None when it is one.
 
-    OpenAI has no finish reason for an answer that was cut off, and "stop" would be a lie (case S5).
+    OpenAI has no finish reason for an answer that was cut off, and "stop" would be a lie.
     """
     if account.completion.reason in _FINISH_REASONS:
         return None

@@ -22,7 +22,7 @@ _IDLE_CONNECTION_SECONDS: Final = 75  # longer than clients keep theirs, so that
 _CLEANUP_SECONDS: Final = 2.0
 _DEAD_PEER_MILLISECONDS: Final = 60_000
 
-# A client that vanished without a word is noticed while it waits for a long answer, too (case G2).
+# A client that vanished without a word is noticed while it waits for a long answer, too.
 # Accepted connections inherit what the listening socket has. macOS lacks some of the names.
 _SOCKET_OPTIONS: Final = tuple(
     (level, getattr(socket, name), value)

@@ -40,7 +40,7 @@ _SHAPE_EVERY: Final = 4
 
 DEFAULT_THROTTLED_RATIO: Final = 1.5
 """Steps take so much longer on a node that says it throttles, until its own completions say by how
-much: field reports range from 1.2 to 2 (case D15)."""
+much: field reports range from 1.2 to 2."""
 
 _GREATEST_LOG_RATIO: Final = math.log(50.0)
 """Beyond this a measurement is a fault, not a speed."""

@@ -19,7 +19,7 @@ def most_are_silent(silent: int, connected: int) -> bool:
     """Whether so many nodes are silent at once that the controller itself is to blame.
 
     Machines fail one by one. When more than half of a fleet falls silent within one lease, it is
-    far likelier that the controller was stalled or lost its own network (case L3).
+    far likelier that the controller was stalled or lost its own network.
     """
     return connected >= LEAST_FLEET and silent > _MOST_RATIO * connected
 

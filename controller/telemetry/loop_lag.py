@@ -9,7 +9,7 @@ from typing import Final
 STEP_SECONDS: Final = 0.1
 
 BOUNDS_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, math.inf)
-"""Of the histogram's buckets. A node's health should not wait for more than 0.05 s (case R7)."""
+"""Of the histogram's buckets. A node's health should not wait for more than 0.05 s."""
 
 
 class LoopLag:

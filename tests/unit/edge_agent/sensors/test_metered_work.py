@@ -133,6 +133,6 @@ async def test_health_carries_the_measured_power_and_its_source() -> None:
     message = health_to_proto(sample, MODEL, [], [], bench.sampler.power())
     assert message.power_watts == pytest.approx(12.0)
     assert message.power_source == types_pb2.POWER_SOURCE_INA3221
-    assert message.is_throttled  # case D15
+    assert message.is_throttled
     estimate = health_to_proto(sample, MODEL, [], [], PowerSampler([], None).power())
     assert estimate.power_source == types_pb2.POWER_SOURCE_ESTIMATE

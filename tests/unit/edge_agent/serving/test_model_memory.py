@@ -173,7 +173,7 @@ async def test_order_makes_room_at_the_cost_of_the_one_used_longest_ago(tmp_path
         await made.host.load("c")
         assert made.phases() == {"a": READY, "b": UNLOADED, "c": READY}
         assert made.host.reserved_bytes == 90 * MIB
-        assert not made.engines["b"].stats().is_ready, "its process has ended (case P4)"
+        assert not made.engines["b"].stats().is_ready, "its process has ended"
         assert made["b"].reserved_bytes == 0
         assert made["b"].resident_bytes is None
 
