@@ -31,15 +31,15 @@ class ServerSettings:
     """Where the controller listens, and for whom.
 
     Attributes:
-        listen: host:port of gRPC, for clients, operators and agents.
-        http_listen: host:port of the OpenAI-compatible HTTP; empty turns it off.
-        data_dir: where certificates and state are kept.
-        insecure: True serves without TLS; only for one machine or a trusted network.
-        tls_cert_file: PEM chain; empty makes a certificate of our own in data_dir.
-        tls_key_file: PEM key of the chain.
-        tls_names: further host names and addresses for the certificate made here.
-        grace_seconds: how long running answers may go on after SIGTERM.
-        log_level: debug, info, warning or error.
+        listen: Address (host:port) for gRPC: clients, operators and agents.
+        http_listen: Address (host:port) for the OpenAI-compatible HTTP. Empty: off.
+        data_dir: Folder for certificates and state.
+        insecure: Serve without TLS. Only for one machine or a trusted network.
+        tls_cert_file: PEM file of the certificate chain. Empty: a certificate is made in data_dir.
+        tls_key_file: PEM file of the chain's private key.
+        tls_names: More host names and addresses for the certificate made in data_dir.
+        grace_seconds: Time for running answers to end after SIGTERM.
+        log_level: Least level logged: debug, info, warning or error.
     """
 
     listen: str = "0.0.0.0:50551"
@@ -58,12 +58,13 @@ class BatchingSettings:
     """When a window of requests closes.
 
     Attributes:
-        window_seconds: longest wait for company (the paper's interval, 1 s).
-        max_requests: a window this full closes at once (the paper's R_m, 128).
-        quiet_seconds: a window with an idle fleet behind it closes when nothing has arrived for
-            this long; 0 always waits the whole interval, as the paper does.
-        max_waiting_requests: more waiting requests than this are refused.
-        max_attempts: dispatches of one request before it fails.
+        window_seconds: Longest wait for other requests to join a batch (the paper's interval is 1
+            s).
+        max_requests: Number of requests that closes a window at once (the paper's R_m is 128).
+        quiet_seconds: Close the window early when the fleet is idle and no request has arrived for
+            this long. 0: always wait the whole interval, as in the paper.
+        max_waiting_requests: Maximum number of waiting requests. More are refused.
+        max_attempts: Maximum number of dispatches of one request.
     """
 
     window_seconds: float = 1.0
@@ -78,11 +79,11 @@ class RoutingSettings:
     """How a batch is decided.
 
     Attributes:
-        policy: the policy at start; `edge-controller policy set` changes it while serving.
-        weights: quality, cost, energy, time; scaled to sum 1.
-        normalisation: payoff, minmax or random.
-        budget_seconds: how long the policy may think about one batch.
-        seed: of the policy's random generator.
+        policy: Policy at the start. `edge-controller policy set` changes it while serving.
+        weights: Weights of quality, cost, energy and time. Scaled to a sum of 1.
+        normalisation: Scaling of the four terms: payoff, minmax or random.
+        budget_seconds: Time limit of the policy for one batch.
+        seed: Seed of the policy's random generator.
         ppo_artifacts: Folder written by `edge-controller lab train`, with `ppo` and `ppo-set`.
             Without the folder or the policy in it, `greedy-reward` decides.
     """
@@ -100,11 +101,12 @@ class QualitySettings:
     """Where expected quality comes from.
 
     Attributes:
-        is_enabled: False routes by the prior of a model's size alone.
-        embedding_dir: where the embedding model is; empty takes the cache folder, which
-            `edge-controller embedding export` fills.
-        max_prompts: how many profiled prompts are kept; those that were silent longest go first.
-        keep_days: how long a prompt is kept after its last outcome; 0 keeps it whatever its age.
+        is_enabled: Estimate quality from similar prompts. False: use only the prior by model size.
+        embedding_dir: Folder of the embedding model. Empty: the cache folder that `edge-controller
+            embedding export` fills.
+        max_prompts: Maximum number of prompts kept. Prompts with the oldest last outcome are
+            dropped first.
+        keep_days: Days a prompt is kept after its last outcome. 0: no limit.
     """
 
     is_enabled: bool = True
@@ -131,12 +133,13 @@ class StorageSettings:
     """What is kept over restarts, in controller.db in the data_dir.
 
     Attributes:
-        is_enabled: False keeps nodes, calibrations and finished requests in memory only.
-        keep_days: how long finished requests are kept.
-        max_requests: how many finished requests are kept.
-        max_megabytes: of the database; the oldest finished requests go first.
-        keep_prompts: True keeps the text of prompts with finished requests, so that they can be
-            judged after a restart; a prompt can hold anything that people type.
+        is_enabled: Keep nodes, calibrations and finished requests on disk. False: in memory only.
+        keep_days: Days finished requests are kept.
+        max_requests: Maximum number of finished requests kept.
+        max_megabytes: Maximum size of the database. The oldest finished requests are dropped
+            first.
+        keep_prompts: Keep the text of prompts with finished requests, so they can be judged after
+            a restart. Prompts can hold personal data.
     """
 
     is_enabled: bool = True
@@ -151,11 +154,11 @@ class FleetSettings:
     """What is expected of a connected agent.
 
     Attributes:
-        health_interval_seconds: how often a node reports its health.
-        lease_seconds: a node silent for this long counts as gone.
-        probe_interval_seconds: how often the round trip is measured.
-        goodput_interval_seconds: how often a probe carries some kilobytes to measure goodput, on
-            links that are idle and not metered; alternately to the node and back.
+        health_interval_seconds: Time between two health reports of a node.
+        lease_seconds: Silence after which a node counts as lost.
+        probe_interval_seconds: Time between two measurements of the round trip.
+        goodput_interval_seconds: Time between two measurements of goodput, of some kilobytes each,
+            alternately to the node and back. Only idle links that are not metered are measured.
     """
 
     health_interval_seconds: float = 1.0
@@ -169,10 +172,11 @@ class OrderSettings:
     """Orders to nodes about their models: loading, unloading, measuring.
 
     Attributes:
-        accept_seconds: a node that has not taken up an order by then is too old to know it.
-        silence_seconds: between two signs of how an order goes.
-        total_seconds: from an order to its end; a large file takes a while to be fetched.
-        max_running: more orders at once than this are refused.
+        accept_seconds: Time for a node to acknowledge an order. After it the order fails (usually
+            the agent is too old).
+        silence_seconds: Maximum time between two reports on an order.
+        total_seconds: Maximum time from an order to its end. Fetching a large file takes long.
+        max_running: Maximum number of running orders. More are refused.
     """
 
     accept_seconds: float = 10.0
@@ -186,12 +190,13 @@ class LimitSettings:
     """Deadlines of one request, counted by the controller.
 
     Attributes:
-        first_token_seconds: from dispatch to the first sign of progress of the engine.
-        progress_seconds: between two signs of progress.
-        total_seconds: from admission to the last token.
-        max_prompt_bytes: longer prompts are refused.
-        max_buffered_bytes: unread answer text per client before it is cancelled.
-        kept_records: finished requests that `explain` still knows.
+        first_token_seconds: Maximum time from dispatch to the engine's first sign of progress.
+        progress_seconds: Maximum time between two signs of progress.
+        total_seconds: Maximum time from admission to the last token.
+        max_prompt_bytes: Maximum size of a prompt. Longer ones are refused.
+        max_buffered_bytes: Maximum size of a client's unread answer text. A client beyond it is
+            cancelled.
+        kept_records: Maximum number of finished requests kept for `explain`.
     """
 
     first_token_seconds: float = 300.0

@@ -30,10 +30,10 @@ class ControllerSettings:
     """Where the controller is.
 
     Attributes:
-        address: host:port.
-        insecure: True connects without TLS; only for one machine or a trusted network.
-        ca_file: PEM of the authority to trust; empty trusts the system's.
-        server_name: name expected in the certificate, when it differs from the address.
+        address: Address (host:port) of the controller.
+        insecure: Connect without TLS. Only for one machine or a trusted network.
+        ca_file: PEM file of the authority to trust. Empty: the system's authorities.
+        server_name: Name expected in the certificate, if it differs from the address.
     """
 
     address: str = ""
@@ -47,12 +47,12 @@ class PowerSettings:
     """Power of the whole board; both or neither. Without them a table of boards is asked.
 
     Attributes:
-        idle_watts: drawn when idle.
-        max_watts: drawn when fully busy.
-        transmit_watts: extra while sending.
-        receive_watts: extra while receiving.
-        pmic_scale: a Pi 5's power divided by the sum of its measured rails; unset takes 1.145.
-        pmic_offset_watts: what a Pi 5 draws beside its measured rails; unset takes 0.588.
+        idle_watts: Power of the idle board.
+        max_watts: Power of the fully busy board.
+        transmit_watts: Extra power while the link transmits.
+        receive_watts: Extra power while the link receives.
+        pmic_scale: Factor from a Pi 5's measured rails to its whole power. Unset: 1.145.
+        pmic_offset_watts: Power of a Pi 5 outside its measured rails. Unset: 0.588.
     """
 
     idle_watts: float | None = None
@@ -68,12 +68,12 @@ class MemorySettings:
     """Memory that loaded models may take together, and when they give it back.
 
     Attributes:
-        budget_bytes: at most so much; 0 goes by the next setting.
-        budget_ratio: at most this share of the machine's memory; 0 takes what is available when
-            the agent starts, less the reserve.
-        reserve_bytes: left to everything else when neither of the two is set.
-        idle_seconds: a model that has answered nothing for so long is unloaded; 0 never does.
-        drain_seconds: how long running answers may go on when their model is unloaded.
+        budget_bytes: Maximum memory for models. 0: see budget_ratio.
+        budget_ratio: Maximum share of the machine's memory for models. 0: the memory available at
+            the start, less the reserve.
+        reserve_bytes: Memory kept free for other programs when neither limit is set.
+        idle_seconds: Idle time after which a model is unloaded. 0: never.
+        drain_seconds: Time for running answers to end when their model is unloaded.
     """
 
     budget_bytes: int = 0
@@ -88,24 +88,27 @@ class RemoteSettings:
     """An OpenAI-compatible server that answers for a model, which then needs no file here.
 
     Attributes:
-        base_url: where it is, up to and with /v1, such as "http://gpu-server:8080/v1"; required.
-        model: the model's name there; empty takes the only one that the server has.
-        api_key_file: file with the API key, read anew for each request.
-        api_key_env: environment variable with the API key, when there is no file.
-        context_tokens: longest prompt plus answer; 0 takes what the server says, else 4096.
-        family: model family that routing knows it by; the model's name when empty.
-        parameters_billions: size that routing derives the expected quality from; above 0, required.
-        quantisation: quantisation that routing derives the expected quality from.
-        is_base_model: not tuned to follow instructions; chats are refused.
-        supports_raw_prompts: false when the server has no /v1/completions; raw prompts are refused.
-        supports_response_format: false when the server ignores response_format; requests for a
-            format are refused then.
-        omit_parameters: request parameters that the server refuses, such as ["top_k"].
-        first_token_seconds: an answer that has not begun after so long is given up.
-        calibrate: false sends no requests to measure its speed; nor does a model with a price.
-        prefill_tokens_per_second: prompt tokens it reads a second; unset measures it.
-        decode_tokens_per_second: tokens a second of one answer alone; unset measures it.
-        saturated_decode_tokens_per_second: tokens a second of all slots; unset measures it.
+        base_url: Address of the server, up to and including /v1, such as
+            "http://gpu-server:8080/v1". Required.
+        model: Model name on the server. Empty: its only model.
+        api_key_file: File with the API key. Read for each request.
+        api_key_env: Environment variable with the API key, if there is no file.
+        context_tokens: Maximum tokens of prompt plus answer. 0: as the server says, or 4096.
+        family: Model family known to routing. Empty: the model's name.
+        parameters_billions: Model size, from which routing derives the expected quality. Above 0;
+            required.
+        quantisation: Quantisation, from which routing derives the expected quality.
+        is_base_model: Not tuned to follow instructions: chats are refused.
+        supports_raw_prompts: The server has /v1/completions. False: raw prompts are refused.
+        supports_response_format: The server respects response_format. False: requests with a
+            format are refused.
+        omit_parameters: Request parameters that the server refuses, such as ["top_k"].
+        first_token_seconds: Maximum time to the first token.
+        calibrate: Measure the speed with requests. Models with a price are never measured.
+        prefill_tokens_per_second: Prompt tokens read per second. Unset: measured.
+        decode_tokens_per_second: Tokens per second of one answer alone. Unset: measured.
+        saturated_decode_tokens_per_second: Tokens per second of all slots together. Unset:
+            measured.
     """
 
     base_url: str = ""
@@ -135,20 +138,21 @@ class ModelSettings:
     """One model to be served.
 
     Attributes:
-        name: its name in the catalogue; any name for a remote model.
-        slots: sequences decoded at once.
-        threads: decoding threads; 0 leaves one core to the agent.
-        context_tokens: longest prompt plus answer of one sequence; 0 takes the catalogue's.
-        gpu_layers: layers offloaded to a GPU.
-        cpu_share_ratio: below 1 leaves the rest of its threads' time to the device's other work.
-        prompt_usd_per_token: price that routing counts.
-        completion_usd_per_token: price that routing counts.
-        request_usd: price that routing counts.
-        load_at_start: false leaves it unloaded until it is ordered (`models load`).
-        is_pinned: never unloaded to make room or for being idle.
-        prefix_reuse: whose held keys and values a prompt may start from: off, session (the same
-            conversation), system (of others the whole system prompt, too) or any. A client can time
-            its first token and so learn that somebody has sent the same text.
+        name: Name in the catalogue. Any name for a remote model.
+        slots: Number of sequences decoded at once.
+        threads: Number of decoding threads. 0: all cores but one.
+        context_tokens: Maximum tokens of prompt plus answer of one sequence. 0: the catalogue's.
+        gpu_layers: Number of layers offloaded to a GPU.
+        cpu_share_ratio: Share of its threads' time that the model may use. The rest is left to
+            other programs.
+        prompt_usd_per_token: Price of a prompt token, counted by routing.
+        completion_usd_per_token: Price of an answer token, counted by routing.
+        request_usd: Price of a request, counted by routing.
+        load_at_start: Load the model at the start. False: wait for an order (`models load`).
+        is_pinned: Never unload the model to make room or for being idle.
+        prefix_reuse: Held keys and values a prompt may start from: off, session (the same
+            conversation), system (also the whole system prompt of others) or any. A client can
+            time its first token and so learn that somebody has sent the same text.
         remote: the server that answers for it; unset loads the model here.
     """
 
@@ -177,14 +181,14 @@ class Settings:
     """Everything the agent can be told.
 
     Attributes:
-        node_id: the node's name; the host's name when empty.
-        kind: edge or cloud.
-        hardware: what the node is, for people; read from the board when empty.
-        data_dir: where models, calibrations and the status socket are.
-        models_dir: where model files are; `data_dir/models` when empty.
-        catalog_file: your own catalogue, added to the one that comes with the agent.
-        drain_seconds: how long running answers may go on after SIGTERM.
-        log_level: debug, info, warning or error.
+        node_id: Name of the node. Empty: the host's name.
+        kind: Kind of node: edge or cloud.
+        hardware: Description of the node for people. Empty: read from the board.
+        data_dir: Folder for models, calibrations and the status socket.
+        models_dir: Folder for model files. Empty: `data_dir/models`.
+        catalog_file: File with a catalogue of your own, added to the packaged one.
+        drain_seconds: Time for running answers to end after SIGTERM.
+        log_level: Least level logged: debug, info, warning or error.
         controller: where the controller is.
         power: what the board draws.
         memory: what loaded models may take together.
