@@ -51,7 +51,7 @@ _ENERGY_SECONDS: Final = 1.0
 
 def make_llama_engine(settings: EngineSettings) -> InferenceEngine:
     """The engine that `edge-agent run` uses."""
-    from edge_agent.engine.supervisor import SupervisedEngine
+    from edge_agent.engine.llama.supervisor import SupervisedEngine
 
     return SupervisedEngine(settings)
 

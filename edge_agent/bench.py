@@ -24,7 +24,7 @@ from edge_agent.engine.base import (
     Sampling,
     TextChunk,
 )
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
 
 Clock = Callable[[], float]

@@ -27,8 +27,8 @@ from edge_agent.engine.base import (
     InferenceEngine,
     Sampling,
 )
-from edge_agent.engine.child import OPENMP_ENVIRONMENT
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.child import OPENMP_ENVIRONMENT
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
 
 _BATCH_TOKENS: Final = 512

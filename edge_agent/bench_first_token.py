@@ -22,7 +22,7 @@ from edge_agent.engine.base import (
     Sampling,
     TextChunk,
 )
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, UsageError
 
 LONG_TOKENS: Final = 2000

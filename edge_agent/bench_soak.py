@@ -19,7 +19,7 @@ from edge_agent.engine.base import (
     ResponseFormat,
     Sampling,
 )
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import UsageError
 
 # What a process settles to: its first requests fill caches, pools and arenas.

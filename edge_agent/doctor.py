@@ -235,7 +235,7 @@ async def _check_remote(settings: Settings) -> list[Finding]:
 
 async def _check_endpoint(model: ModelSettings) -> list[Finding]:
     """Ask an endpoint for its models, which costs nothing anywhere."""
-    from edge_agent.engine.openai_endpoint import RemoteError, look, new_client, read_api_key
+    from edge_agent.engine.remote.endpoint import RemoteError, look, new_client, read_api_key
 
     remote = model.remote
     assert remote is not None

@@ -263,6 +263,6 @@ def _derived_bytes(entry: CatalogEntry) -> int:
 
 
 async def _llama_quantiser(source: Path, target: Path, quantisation: str, threads: int) -> None:
-    from edge_agent.engine.quantise import quantise  # brings in what only this needs
+    from edge_agent.engine.llama.quantise import quantise  # brings in what only this needs
 
     await quantise(source, target, quantisation, threads)

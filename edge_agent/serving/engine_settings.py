@@ -5,7 +5,7 @@ from typing import Final
 
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, PrefixReuse
-from edge_agent.engine.openai import OpenAiSettings, Rates
+from edge_agent.engine.remote.engine import OpenAiSettings, Rates
 from edge_agent.errors import ModelError
 from edge_agent.identity import usable_cores
 from edge_agent.limits import limit_problems

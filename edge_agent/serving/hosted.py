@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
-from edge_agent.engine.openai_endpoint import RemoteError
+from edge_agent.engine.remote.endpoint import RemoteError
 from edge_agent.errors import AgentError, EngineError, EngineFailure, MemoryBudgetError
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
@@ -142,8 +142,8 @@ EstimateBytes = Callable[[EngineSettings], int | None]
 
 def estimate_model_bytes(settings: EngineSettings) -> int | None:
     """By the header of the model's file."""
-    from edge_agent.engine.memory import estimate_bytes
-    from edge_agent.engine.model_files import describe_model_file
+    from edge_agent.engine.llama.memory_need import estimate_bytes
+    from edge_agent.engine.llama.model_files import describe_model_file
     from edge_agent.errors import ModelFileError
 
     try:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from edge_agent.engine.base import EngineSettings, InferenceEngine
-from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings
+from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings
 from edge_agent.serving.engine_settings import local_engine_settings, remote_engine_settings
 from edge_agent.serving.hosted import EstimateBytes, HostedModel, PreparedModel, Report
 from edge_agent.serving.speeds import SpeedMeter

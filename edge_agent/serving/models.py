@@ -10,8 +10,8 @@ import structlog
 
 from edge_agent.config import ModelSettings, Settings
 from edge_agent.engine.base import InferenceEngine
-from edge_agent.engine.failures import is_want_of_memory
-from edge_agent.engine.openai import OpenAiEngine
+from edge_agent.engine.llama.failures import is_want_of_memory
+from edge_agent.engine.remote.engine import OpenAiEngine
 from edge_agent.errors import (
     AgentError,
     EngineError,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_agent.engine.base import InferenceEngine, LoadedModel
-from edge_agent.engine.openai import OpenAiEngine, Rates
+from edge_agent.engine.remote.engine import OpenAiEngine, Rates
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.serving.calibrations import KeptCalibrations, Speeds
 from edge_agent.serving.engine_settings import local_engine_settings

@@ -29,8 +29,8 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
-from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.supervisor import SupervisedEngine
+from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings
 from edge_agent.errors import EngineError, EngineFailure
 from tests.fakes.openai_server import OpenAiServer, answering
 

@@ -14,9 +14,9 @@ import pytest
 
 from edge_agent import app as agent_app
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
-from edge_agent.engine import supervisor
 from edge_agent.engine.base import EngineSettings, GenerationRequest, Sampling
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama import supervisor
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.serving.hosted import PreparedModel, Report
 from edge_agent.status import StatusObject, ask_status
@@ -129,7 +129,7 @@ async def test_stopped_engine_keeps_no_report_from_being_made(
         (child,) = (
             process
             for process in psutil.Process().children()
-            if "edge_agent.engine.llama_cpp" in process.cmdline()
+            if "edge_agent.engine.llama.llama_cpp" in process.cmdline()
         )
         child.suspend()
         try:

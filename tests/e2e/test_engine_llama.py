@@ -38,9 +38,9 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.model_files import describe_model_file
-from edge_agent.engine.quantise import quantise
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.model_files import describe_model_file
+from edge_agent.engine.llama.quantise import quantise
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 from edge_agent.errors import EngineError, EngineFailure, ModelError
 
 pytestmark = pytest.mark.llama
@@ -162,7 +162,7 @@ MARKERS_PROGRAM = """
 import json, sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings, Message
-from edge_agent.engine.llama_cpp import LlamaModel
+from edge_agent.engine.llama.llama_cpp import LlamaModel
 path, templates, chats = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 model = LlamaModel(EngineSettings(path, context_tokens=256, slots=1))
 rows = []
@@ -257,7 +257,7 @@ def tokenised_raw(path: Path, texts: list[str]) -> list[tuple[None, list[int]]]:
     program = (
         "import json, sys\nfrom pathlib import Path\n"
         "from edge_agent.engine.base import EngineSettings\n"
-        "from edge_agent.engine.llama_cpp import LlamaModel\n"
+        "from edge_agent.engine.llama.llama_cpp import LlamaModel\n"
         "model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=256, slots=1))\n"
         "print(json.dumps([[None, model.tokenise(t).tokens] for t in json.loads(sys.argv[2])]))\n"
     )
@@ -318,7 +318,7 @@ LOGITS_PROGRAM = """
 import array, json, sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.llama_cpp import LlamaModel, logits_of
+from edge_agent.engine.llama.llama_cpp import LlamaModel, logits_of
 path, texts = Path(sys.argv[1]), json.loads(sys.argv[2])
 settings = EngineSettings(path, context_tokens=256, slots=len(texts), threads=2)
 model = LlamaModel(settings)
@@ -487,8 +487,8 @@ WINDOW_PROGRAM = """
 import sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.llama_cpp import ENGLISH_SAMPLE, LlamaModel
-from edge_agent.engine.worker import BatchToken
+from edge_agent.engine.llama.llama_cpp import ENGLISH_SAMPLE, LlamaModel
+from edge_agent.engine.llama.worker import BatchToken
 model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=2048, slots=2, threads=2))
 assert not model.can_abort
 tokens = (list(model.tokenise(ENGLISH_SAMPLE).tokens) * 20)[:1400]
@@ -519,8 +519,8 @@ REUSE_PROGRAM = """
 import sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.llama_cpp import ENGLISH_SAMPLE, LlamaModel
-from edge_agent.engine.worker import BatchToken
+from edge_agent.engine.llama.llama_cpp import ENGLISH_SAMPLE, LlamaModel
+from edge_agent.engine.llama.worker import BatchToken
 model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=512, slots=2, threads=2))
 tokens = model.tokenise(ENGLISH_SAMPLE).tokens
 def read(slot, tokens, start, chunk):
@@ -553,8 +553,8 @@ GREEDY_PROGRAM = """
 import sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings, Sampling
-from edge_agent.engine.llama_cpp import ENGLISH_SAMPLE, LlamaModel
-from edge_agent.engine.worker import BatchToken
+from edge_agent.engine.llama.llama_cpp import ENGLISH_SAMPLE, LlamaModel
+from edge_agent.engine.llama.worker import BatchToken
 model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=256, slots=2, threads=1))
 tokens = model.tokenise(ENGLISH_SAMPLE).tokens
 # The likeliest of one is what is left of any distribution.
@@ -578,8 +578,8 @@ SWAP_PROGRAM = """
 import sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.llama_cpp import LlamaModel
-from edge_agent.engine.worker import BatchToken
+from edge_agent.engine.llama.llama_cpp import LlamaModel
+from edge_agent.engine.llama.worker import BatchToken
 model = LlamaModel(EngineSettings(Path(sys.argv[1]), context_tokens=256, slots=4, threads=2))
 tokens = model.tokenise("The ferry leaves the north pier at seven and calls at").tokens
 other = model.tokenise("Dear Sir or Madam,").tokens
@@ -999,7 +999,7 @@ ORPHAN_PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.supervisor import SupervisedEngine
+from edge_agent.engine.llama.supervisor import SupervisedEngine
 
 async def main():
     engine = SupervisedEngine(EngineSettings(Path(sys.argv[1]), context_tokens=256))

@@ -28,8 +28,8 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
-from edge_agent.engine.openai_endpoint import RemoteError, RemoteIssue
+from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
+from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings, Rates
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.status import StatusObject, ask_status
 from pointsman.v1 import router_pb2, types_pb2

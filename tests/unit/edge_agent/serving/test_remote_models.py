@@ -7,8 +7,8 @@ import pytest
 
 from edge_agent.config import ModelSettings, RemoteSettings, Settings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
-from edge_agent.engine.openai import OpenAiEngine, OpenAiSettings, Rates
-from edge_agent.engine.openai_endpoint import RemoteError, RemoteIssue
+from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
+from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings, Rates
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.engine_settings import remote_engine_settings

@@ -1,0 +1,1 @@
+"""llama.cpp as an engine: one supervised child process for each loaded model."""
