@@ -50,7 +50,7 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--config",
             type=click.Path(dir_okay=False, path_type=Path),
             envvar="EDGE_AGENT_CONFIG",
-            help="TOML settings.",
+            help="TOML file with settings.",
         ),
     ):
         command = option(command)
@@ -75,20 +75,22 @@ def _read_settings(config: Path | None, overrides: dict[str, Any]) -> Settings:
 
 @main.command()
 @_settings_options
-@click.option("--controller", help="host:port of the controller.")
+@click.option("--controller", help="Address (host:port) of the controller.")
 @click.option("--insecure", is_flag=True, default=None, help="Connect without TLS.")
 @click.option("--ca-file", help="PEM of the authority that signed the controller's certificate.")
-@click.option("--node-id", help="This node's name; the host's by default.")
+@click.option("--node-id", help="Name of this node. Default: the host's name.")
 @click.option("--kind", type=click.Choice(["edge", "cloud"]))
-@click.option("--hardware", help="What this node is, for people; read from the board by default.")
-@click.option("--model", "models", multiple=True, help="Catalogue name; may be given again.")
-@click.option("--slots", type=int, help="Sequences at once, for each --model.")
-@click.option("--threads", type=int, help="Decoding threads, for each --model.")
-@click.option("--context-tokens", type=int, help="Context of a sequence, for each --model.")
-@click.option("--cpu-share", type=float, help="Share of its threads' time, for each --model.")
-@click.option("--models-dir", help="Where model files are.")
-@click.option("--idle-watts", type=float, help="Power of this board when idle.")
-@click.option("--max-watts", type=float, help="Power of this board when fully busy.")
+@click.option("--hardware", help="Description of this node. Default: read from the board.")
+@click.option("--model", "models", multiple=True, help="Model of the catalogue (repeatable).")
+@click.option("--slots", type=int, help="Number of sequences decoded at once, for each --model.")
+@click.option("--threads", type=int, help="Number of decoding threads, for each --model.")
+@click.option(
+    "--context-tokens", type=int, help="Maximum tokens of prompt plus answer, for each --model."
+)
+@click.option("--cpu-share", type=float, help="Share of the threads' time used, for each --model.")
+@click.option("--models-dir", help="Folder for model files.")
+@click.option("--idle-watts", type=float, help="Power of the idle board.")
+@click.option("--max-watts", type=float, help="Power of the fully busy board.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 def run(
     config: Path | None,
@@ -109,7 +111,7 @@ def run(
     max_watts: float | None,
     log_level: str | None,
 ) -> None:
-    """Serve models until SIGTERM or Ctrl-C; SIGHUP reads the settings again."""
+    """Serve models until SIGTERM or Ctrl-C. SIGHUP reads the settings again."""
     given = {
         "slots": slots,
         "threads": threads,
@@ -176,9 +178,9 @@ def run(
 @main.command()
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--watch", is_flag=True, help="Show it anew each second until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Update every second until Ctrl-C.")
 def status(config: Path | None, data_dir: Path | None, as_json: bool, watch: bool) -> None:
-    """Ask the running agent how it is; works with the controller away.
+    """Show the state of the running agent. Works without the controller.
 
     Exit codes: 0 ready, 1 failed, 2 wrong usage, 3 not running, 4 running but not ready. With
     --watch an agent that is away is waited for.
@@ -190,7 +192,7 @@ def status(config: Path | None, data_dir: Path | None, as_json: bool, watch: boo
 
 
 def _watch_status(settings: Settings, as_json: bool) -> None:
-    """Show it anew each second until Ctrl-C."""
+    """Update every second until Ctrl-C."""
     is_wanted = True
 
     def stop(*_: object) -> None:
@@ -238,7 +240,7 @@ def _show_status(settings: Settings, as_json: bool, is_watched: bool) -> int:
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Check this device and say the exact fix for what is wrong.
+    """Check this device and print the fix for each problem.
 
     Exit codes: 0 nothing is wrong, 1 something will not work, 2 wrong usage, 4 only warnings.
     """
@@ -272,7 +274,7 @@ def models() -> None:
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_command(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Show the catalogue and what of it is here."""
+    """List the catalogue and the files that are here."""
     from edge_agent.models.commands import list_models
     from edge_agent.models.render import render_list
 
@@ -284,7 +286,7 @@ def list_command(config: Path | None, data_dir: Path | None, as_json: bool) -> N
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pull(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Fetch a model from the first of its sources that works, or make a derived one."""
+    """Fetch a model from its first working source, or derive it."""
     from edge_agent.models.commands import pull_model
     from edge_agent.models.render import render_pulled, shown_progress
 
@@ -302,7 +304,7 @@ def pull(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -
 def verify(
     names: tuple[str, ...], config: Path | None, data_dir: Path | None, as_json: bool
 ) -> None:
-    """Hash the files that are here and compare them with the catalogue."""
+    """Check the model files against the catalogue's checksums."""
     from edge_agent.models.commands import verify_models
     from edge_agent.models.render import render_verification
 
@@ -321,7 +323,7 @@ def verify(
 @_settings_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def remove(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
-    """Remove a model's file and what unfinished pulls of it left."""
+    """Remove a model's file and its unfinished downloads."""
     from edge_agent.models.commands import remove_model
     from edge_agent.models.render import render_removed
 
@@ -383,20 +385,22 @@ def _order_command(action_name: str, help_text: str) -> None:
         "--json", "as_json", is_flag=True, help="Print one JSON object."
     )(command)
     if action_name == "load":
-        decorated = click.option("--slots", type=int, help="Sequences at once.")(decorated)
-        decorated = click.option("--context-tokens", type=int, help="Context of a sequence.")(
+        decorated = click.option("--slots", type=int, help="Number of sequences decoded at once.")(
             decorated
         )
+        decorated = click.option(
+            "--context-tokens", type=int, help="Maximum tokens of prompt plus answer."
+        )(decorated)
     decorated = _settings_options(decorated)
     models.command(action_name)(click.argument("name")(decorated))
 
 
 for _action, _help in (
-    ("load", "Have the running agent load NAME, and fetch it first if need be."),
-    ("unload", "Have the running agent end NAME's answers and give its memory back."),
-    ("pin", "Keep NAME from being unloaded to make room or for being idle."),
-    ("unpin", "Let NAME be unloaded to make room or for being idle."),
-    ("measure", "Have the running agent measure NAME's speed anew, between requests."),
+    ("load", "Load NAME in the running agent. Fetches the file if it is missing."),
+    ("unload", "Unload NAME in the running agent after its running answers have ended."),
+    ("pin", "Keep NAME loaded, even when idle or when memory is short."),
+    ("unpin", "Allow NAME to be unloaded."),
+    ("measure", "Measure NAME's speed again in the running agent, between requests."),
 ):
     _order_command(_action, _help)
 
@@ -446,7 +450,7 @@ class _Bench(click.Group):
 
 @main.group(cls=_Bench)
 def bench() -> None:
-    """Measure how fast this device runs a MODEL of the catalogue, alone and with full slots."""
+    """Measure a MODEL of the catalogue on this device, alone and with full slots."""
 
 
 def _bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -454,7 +458,7 @@ def _bench_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
         click.option("--context-tokens", type=int, default=1024, show_default=True),
-        click.option("--threads", type=int, default=0, help="0 takes every core."),
+        click.option("--threads", type=int, default=0, help="Number of threads. 0: all cores."),
         click.option("--slots", type=int, default=8, show_default=True),
         click.option(
             "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -520,7 +524,9 @@ _PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @bench.command("model")
 @_bench_options
-@click.option("--beside", type=_PROGRAM, help="llama-batched-bench, measured in turns with ours.")
+@click.option(
+    "--beside", type=_PROGRAM, help="llama-batched-bench, measured in turns with this engine."
+)
 @click.option("--server", type=_PROGRAM, help="With --beside: llama-server, for its peak memory.")
 @click.option("--rounds", type=int, default=3, show_default=True)
 def bench_model(
@@ -555,7 +561,7 @@ def bench_model(
 def bench_first_token(
     long_tokens: int, rounds: int, as_json: bool, context_tokens: int, **options: Any
 ) -> None:
-    """Measure the first token of a short prompt while a long one is being read.
+    """Measure the time to the first token of a short prompt beside a long one.
 
     The context is made long enough for the long prompt.
     """
@@ -573,7 +579,7 @@ def bench_first_token(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--seconds", type=click.FloatRange(min=1.0), default=20.0, show_default=True)
 def bench_idle(as_json: bool, seconds: float) -> None:
-    """Measure what the agent itself costs, without an engine."""
+    """Measure the agent's own memory and CPU time, without an engine."""
     from edge_agent.bench_idle import measure_idle
 
     found = measure_idle(seconds).as_dict()
@@ -586,10 +592,12 @@ def bench_idle(as_json: bool, seconds: float) -> None:
 
 @bench.command("soak")
 @_bench_options
-@click.option("--cycles", type=int, default=200, show_default=True, help="Loads and unloads.")
+@click.option(
+    "--cycles", type=int, default=200, show_default=True, help="Number of loads and unloads."
+)
 @click.option("--requests", type=int, default=10_000, show_default=True)
 def bench_soak(cycles: int, requests: int, as_json: bool, **options: Any) -> None:
-    """Load, answer and unload for long, and tell what it did to the memory."""
+    """Load, answer and unload for a long time, and measure the memory."""
     from edge_agent.bench_soak import run_soak
 
     def report(text: str) -> None:

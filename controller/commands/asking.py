@@ -95,7 +95,7 @@ def asks_controller(command: Callable[..., Any]) -> Callable[..., Any]:
             default="localhost:50551",
             show_default=True,
             envvar="POINTSMAN_CONTROLLER",
-            help="host:port of the controller.",
+            help="Address (host:port) of the controller.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     ):

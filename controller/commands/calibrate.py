@@ -22,7 +22,7 @@ _CALIBRATE_SECONDS = 24 * 3600.0
 @click.option("--model", type=text, default="", help="Only this model.")
 @asks_controller
 def calibrate(node_id: str | None, model: str, target: Target) -> None:
-    """Measure the speed of a node's models anew, or of every node's.
+    """Measure the speed of a node's models again, or of every node's.
 
     Nodes measure at the same time, each one model after the other, between requests. What was
     learnt from completions since the last measurement is forgotten.

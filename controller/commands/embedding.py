@@ -10,23 +10,24 @@ from controller.commands.asking import CommandFailedError
 
 @click.group()
 def embedding() -> None:
-    """The model that embeds prompts for the quality predictor."""
+    """Export the model that embeds prompts."""
 
 
 @embedding.command()
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to; the cache folder by default.",
+    help="Folder to write. Default: the cache folder.",
 )
 @click.option(
     "--weights-folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Has model.safetensors, config.json and tokenizer.json; otherwise they are fetched.",
+    help="Folder with model.safetensors, config.json and tokenizer.json. Default: they are "
+    "fetched.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(folder: Path | None, weights_folder: Path | None, as_json: bool) -> None:
-    """Make the ONNX files of all-MiniLM-L6-v2, in float and in int8; needs no torch."""
+    """Write the ONNX files of all-MiniLM-L6-v2 in float and int8. Needs no torch."""
     from controller.quality.embedding_export import ExportError, export_embedding_model
 
     try:

@@ -20,7 +20,7 @@ _ORDER_SECONDS = 24 * 3600.0
 
 
 @click.group(invoke_without_command=True)
-@click.option("--node", "node_id", type=text, help="Only this node's.")
+@click.option("--node", "node_id", type=text, help="List only this node's models.")
 @asks_controller
 @click.pass_context
 def models(context: click.Context, node_id: str | None, target: Target) -> None:
@@ -47,13 +47,15 @@ def models(context: click.Context, node_id: str | None, target: Target) -> None:
 @models.command()
 @click.argument("node_id", type=text)
 @click.argument("model", type=text)
-@click.option("--slots", type=click.IntRange(1), help="Sequences decoded at once.")
-@click.option("--context-tokens", type=click.IntRange(1), help="Longest prompt plus answer.")
+@click.option("--slots", type=click.IntRange(1), help="Number of sequences decoded at once.")
+@click.option(
+    "--context-tokens", type=click.IntRange(1), help="Maximum tokens of prompt plus answer."
+)
 @asks_controller
 def load(
     node_id: str, model: str, slots: int | None, context_tokens: int | None, target: Target
 ) -> None:
-    """Fetch a model if it is not there, load it and measure its speed."""
+    """Load a model and measure its speed. Fetches the file if it is missing."""
     request = admin_pb2.ManageModelRequest(
         node_id=node_id,
         action=fleet_pb2.MODEL_ACTION_LOAD,
@@ -69,7 +71,7 @@ def load(
 @click.argument("model", type=text)
 @asks_controller
 def unload(node_id: str, model: str, target: Target) -> None:
-    """Let running answers end, then give the model's memory back."""
+    """Unload a model after its running answers have ended."""
     _order(target, _request(node_id, model, fleet_pb2.MODEL_ACTION_UNLOAD), "is unloaded")
 
 
@@ -78,7 +80,7 @@ def unload(node_id: str, model: str, target: Target) -> None:
 @click.argument("model", type=text)
 @asks_controller
 def pin(node_id: str, model: str, target: Target) -> None:
-    """Never unload a model to make room or for being idle."""
+    """Keep a model loaded, even when idle or when memory is short."""
     _order(target, _request(node_id, model, fleet_pb2.MODEL_ACTION_PIN), "is pinned")
 
 
@@ -87,7 +89,7 @@ def pin(node_id: str, model: str, target: Target) -> None:
 @click.argument("model", type=text)
 @asks_controller
 def unpin(node_id: str, model: str, target: Target) -> None:
-    """Let a model be unloaded again."""
+    """Allow a pinned model to be unloaded."""
     _order(target, _request(node_id, model, fleet_pb2.MODEL_ACTION_UNPIN), "is not pinned")
 
 

@@ -41,7 +41,7 @@ def drain(
     node_id: str,
     target: Target,
 ) -> None:
-    """Let a node finish what it has and send it nothing new."""
+    """Send a node no new requests. Running ones finish."""
     _set_draining(target, node_id, True)
 
 
@@ -52,7 +52,7 @@ def undrain(
     node_id: str,
     target: Target,
 ) -> None:
-    """Send a drained node requests again."""
+    """Send requests to a drained node again."""
     _set_draining(target, node_id, False)
 
 
@@ -75,7 +75,7 @@ def forget(
     node_id: str,
     target: Target,
 ) -> None:
-    """Drop an offline node from the list."""
+    """Remove an offline node from the list."""
 
     async def call(client: Client) -> admin_pb2.ForgetNodeResponse:
         return await client.admin.ForgetNode(
@@ -111,8 +111,10 @@ def policy(context: click.Context, target: Target) -> None:
 
 @policy.command("set")
 @click.argument("name", type=text, required=False, default="")
-@click.option("--weights", help="quality,cost,energy,time.")
-@click.option("--normalisation", type=text, default="", help="payoff, minmax or random.")
+@click.option("--weights", help="Weights of quality,cost,energy,time, such as 0.4,0,0.2,0.4.")
+@click.option(
+    "--normalisation", type=text, default="", help="Scaling of the terms: payoff, minmax or random."
+)
 @asks_controller
 def set_policy(
     name: str,
@@ -120,7 +122,7 @@ def set_policy(
     normalisation: str,
     target: Target,
 ) -> None:
-    """Change the policy, its weights or its normalisation from the next batch on."""
+    """Change the policy, weights or normalisation, from the next batch on."""
     if not (name or weights is not None or normalisation):
         raise click.UsageError("give a policy's name, --weights or --normalisation")
     request = admin_pb2.SetPolicyRequest(

@@ -27,14 +27,18 @@ from pointsman.v1 import router_pb2, types_pb2
     "--file",
     "source",
     type=click.File("rb"),
-    help='One request a line, text or JSON such as {"prompt": ..., "model": ...}; - is stdin.',
+    help='File with one request per line, text or JSON such as {"prompt": ..., "model": ...}. '
+    "-: standard input.",
 )
-@click.option("--model", type=text, help="Ask for this model.")
+@click.option("--model", type=text, help="Route to this model only.")
 @click.option("--max-tokens", type=int, default=256, show_default=True)
 @click.option(
-    "--policy", type=text, default="", help="Decide with this policy instead of the one in force."
+    "--policy", type=text, default="", help="Policy for this decision. Default: the one in force."
 )
-@click.option("--weights", help="quality,cost,energy,time instead of those in force.")
+@click.option(
+    "--weights",
+    help="Weights of quality,cost,energy,time for this decision. Default: those in force.",
+)
 @asks_controller
 def route(
     prompts: tuple[str, ...],
@@ -45,7 +49,7 @@ def route(
     weights: str | None,
     target: Target,
 ) -> None:
-    """Decide where a batch would go, and send nothing."""
+    """Decide where a batch would go. Sends nothing."""
     from controller import render
 
     requests = [_request(prompt, model, max_tokens) for prompt in prompts]
@@ -111,21 +115,27 @@ def _requests_from_file(
 
 @click.command()
 @click.argument("prompt", type=text)
-@click.option("--model", type=text, help="Ask for this model; otherwise the controller chooses.")
+@click.option(
+    "--model", type=text, help="Route to this model only. Default: the controller chooses."
+)
 @click.option("--system", type=text, help="System message.")
-@click.option("--raw", is_flag=True, help="Send the prompt as it stands, without a chat template.")
+@click.option("--raw", is_flag=True, help="Send the prompt without a chat template.")
 @click.option("--max-tokens", type=int, default=256, show_default=True)
 @click.option("--temperature", type=float)
 @click.option("--top-p", type=float)
 @click.option("--top-k", type=int)
 @click.option("--seed", type=int)
-@click.option("--stop", type=text, multiple=True, help="End before this text; may be given again.")
-@click.option("--request-id", type=text, default="", help="Your own id, for `explain`.")
-@click.option("--min-quality", type=float, help="Least predicted quality, 0 to 1.")
-@click.option("--deadline-seconds", type=float, help="Latest predicted finish.")
+@click.option(
+    "--stop", type=text, multiple=True, help="End the answer before this text (repeatable)."
+)
+@click.option("--request-id", type=text, default="", help="Your id of the request, for `explain`.")
+@click.option("--min-quality", type=float, help="Minimum predicted quality, 0 to 1.")
+@click.option("--deadline-seconds", type=float, help="Maximum predicted time to the finish.")
 @click.option("--max-price-usd", type=float)
-@click.option("--edge-only", is_flag=True, help="The prompt must not leave edge nodes.")
-@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds.")
+@click.option("--edge-only", is_flag=True, help="Keep the prompt on edge nodes.")
+@click.option(
+    "--timeout", type=float, default=900.0, show_default=True, help="Maximum seconds to wait."
+)
 @asks_controller
 def infer(
     prompt: str,
@@ -146,7 +156,7 @@ def infer(
     timeout: float,
     target: Target,
 ) -> None:
-    """Answer one prompt; the text streams to standard output, the account to standard error."""
+    """Answer one prompt. Text goes to standard output, the account to standard error."""
     from controller import render
 
     message = types_pb2.InferenceRequest(
@@ -208,7 +218,7 @@ def infer(
 @click.argument("request_id", type=text)
 @asks_controller
 def explain(request_id: str, target: Target) -> None:
-    """Say why a request went where it went."""
+    """Explain why a request went where it went."""
     from controller import render
 
     async def call(client: Client) -> router_pb2.ExplainResponse:
@@ -228,9 +238,9 @@ def explain(request_id: str, target: Target) -> None:
 @click.argument("score", type=click.FloatRange(0, 1))
 @asks_controller
 def feedback(request_id: str, score: float, target: Target) -> None:
-    """Say how good a finished answer was: 0 wrong to 1 right.
+    """Score a finished answer, from 0 (wrong) to 1 (right).
 
-    Similar prompts are routed by it from then on.
+    Similar prompts are routed by it.
     """
 
     async def call(client: Client) -> router_pb2.FeedbackResponse:

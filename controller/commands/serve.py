@@ -16,17 +16,25 @@ from controller.commands.asking import (
 
 
 @click.command()
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML settings.")
-@click.option("--listen", help="host:port for gRPC (clients, operators, agents).")
-@click.option("--http-listen", help="host:port for the OpenAI-compatible HTTP; '' turns it off.")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file with settings."
+)
+@click.option("--listen", help="Address (host:port) for gRPC: clients, operators, agents.")
+@click.option("--http-listen", help="Address (host:port) for the OpenAI-compatible HTTP. '': off.")
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--insecure", is_flag=True, default=None, help="Serve without TLS.")
-@click.option("--tls-cert-file", help="PEM chain; without it a certificate is made in data-dir.")
-@click.option("--tls-key-file", help="PEM key of the chain.")
-@click.option("--tls-name", "tls_names", multiple=True, help="Further name of the certificate.")
-@click.option("--policy", help="Routing policy at start.")
-@click.option("--weights", help="quality,cost,energy,time, such as 0.4,0,0.2,0.4.")
-@click.option("--window-seconds", type=float, help="Batching interval.")
+@click.option(
+    "--tls-cert-file", help="PEM file of the certificate chain. Default: one is made in data-dir."
+)
+@click.option("--tls-key-file", help="PEM file of the chain's private key.")
+@click.option(
+    "--tls-name", "tls_names", multiple=True, help="One more name for the certificate (repeatable)."
+)
+@click.option("--policy", help="Routing policy at the start.")
+@click.option("--weights", help="Weights of quality,cost,energy,time, such as 0.4,0,0.2,0.4.")
+@click.option(
+    "--window-seconds", type=float, help="Longest wait for other requests to join a batch."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 def serve(
     config: Path | None,

@@ -15,7 +15,7 @@ _data_dir = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=ServerSettings().data_dir,
     show_default=True,
-    help="The controller's data_dir.",
+    help="The controller's data folder.",
 )
 
 
@@ -28,7 +28,7 @@ def storage() -> None:
 @_data_dir
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(data_dir: Path, as_json: bool) -> None:
-    """Check the whole database; exit code 1 when it is damaged."""
+    """Check the whole database. Exit code 1: it is damaged."""
     from controller.storage.base import StorageError
     from controller.storage.repair import check_storage
 
@@ -52,7 +52,7 @@ def check(data_dir: Path, as_json: bool) -> None:
 @storage.command()
 @_data_dir
 def repair(data_dir: Path) -> None:
-    """Set a damaged database aside and take over what can still be read."""
+    """Replace a damaged database by what can still be read of it."""
     from controller.storage.base import StorageError
     from controller.storage.repair import repair_storage
 
@@ -66,9 +66,14 @@ def repair(data_dir: Path) -> None:
 
 @storage.command()
 @_data_dir
-@click.option("--out", type=click.File("w", encoding="utf-8"), default="-", help="CSV file.")
+@click.option(
+    "--out",
+    type=click.File("w", encoding="utf-8"),
+    default="-",
+    help="CSV file to write. -: standard output.",
+)
 def export(data_dir: Path, out: TextIO) -> None:
-    """Write all finished requests with their measurements as CSV."""
+    """Write all finished requests and their measurements as CSV."""
     from controller.storage.base import StorageError
     from controller.storage.repair import export_requests
 

@@ -224,7 +224,7 @@ def verify_models(
 
 
 def remove_model(catalog: Catalog, store: ModelStore, name: str) -> RemovedModel:
-    """Remove a model's file and what unfinished pulls of it left.
+    """Remove a model's file and its unfinished downloads.
 
     Raises:
         UnknownModelError: the catalogue has no such model.

@@ -24,22 +24,29 @@ def bench() -> None:
 
 @bench.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--size", "sizes", multiple=True, help="RxD such as 30x88; all nine by default.")
-@click.option("--policy", "policies", multiple=True, help="Only this policy; may be given again.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    help="Problem size RxD, such as 30x88 (repeatable). Default: all nine.",
+)
+@click.option(
+    "--policy", "policies", multiple=True, help="Run only this policy (repeatable). Default: all."
+)
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option(
     "--first-seed",
     type=click.IntRange(min=0),
     default=1000,
     show_default=True,
-    help="Of the problems; those from 1000 on have tuned nothing.",
+    help="First seed of the problems. Seeds below 1000 were used for tuning.",
 )
 @click.option(
     "--reference-seconds",
     type=click.FloatRange(min=0.1),
     default=10.0,
     show_default=True,
-    help="For the exact or best known solution of each problem.",
+    help="Time limit for the reference solution of each problem.",
 )
 def routing(
     as_json: bool,
@@ -49,7 +56,7 @@ def routing(
     first_seed: int,
     reference_seconds: float,
 ) -> None:
-    """Measure every policy's J, distance to the best known and the bound, and time."""
+    """Measure every policy's J, its gap to the best known and to the bound, and its time."""
     from controller.lab.bench.routing import SIZES, bench_routing, rows_as_json
     from controller.lab.render import print_bench_rows
     from controller.routing.policies import UnknownPolicy
@@ -83,10 +90,10 @@ def routing(
     type=click.IntRange(min=5),
     default=200,
     show_default=True,
-    help="Of each size, queue and load.",
+    help="Number of decisions per size, queue and load.",
 )
 def bench_budget_command(as_json: bool, decisions: int) -> None:
-    """Measure whether `memetic` keeps to its time budget on a busy machine."""
+    """Measure how well `memetic` keeps its time budget on a busy machine."""
     from controller.lab.bench.budget import bench_budget, rows_as_json
     from controller.lab.render import print_figures_table
 
@@ -102,7 +109,7 @@ def bench_budget_command(as_json: bool, decisions: int) -> None:
 @bench.command("embedding")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench_embedding_command(as_json: bool) -> None:
-    """Measure how fast prompts are embedded, and how well 8 bits serve."""
+    """Measure the embedding: time, memory, and agreement of int8 with float."""
     from controller.lab.bench.embedding import bench_embedding, report_as_json
     from controller.quality.embedding import EmbeddingUnavailableError
 
@@ -120,10 +127,10 @@ def bench_embedding_command(as_json: bool) -> None:
     "sizes",
     type=click.IntRange(min=100),
     multiple=True,
-    help="Prompts in the store; may be given again. 36,497 and a million by default.",
+    help="Number of prompts in the store (repeatable). Default: 36,497 and 1,000,000.",
 )
 def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
-    """Measure look-ups in the quality store and what of the true neighbours they find."""
+    """Measure look-ups in the quality store: time and recall."""
     from controller.lab.bench.store import SIZES, bench_store, rows_as_json
 
     rows = bench_store(sizes or SIZES, say=lambda line: click.echo(line, err=True))
@@ -138,7 +145,7 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
     type=click.IntRange(min=0),
     default=6,
     show_default=True,
-    help="Bursts before those that are judged.",
+    help="Number of bursts before the judged ones.",
 )
 @click.option(
     "--workload",
@@ -146,15 +153,15 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
     type=text,
     multiple=True,
     metavar="[FORMAT=]FILE",
-    help="Questions to ask, as `edge-controller lab profile` reads them; may be given again. A few "
-    "built-in ones by default.",
+    help="File with questions, as for `edge-controller lab profile run` (repeatable). Default:"
+    " built-in ones.",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=96,
     show_default=True,
-    help="Longest answer of a question of a file that gives no length itself.",
+    help="Maximum answer tokens of a question without a length of its own.",
 )
 @click.option("--policy", type=text, default="memetic", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
@@ -164,7 +171,7 @@ def bench_store_command(as_json: bool, sizes: tuple[int, ...]) -> None:
     default=Path("~/.cache/pointsman"),
     show_default=True,
     envvar="POINTSMAN_CACHE",
-    help="Where model files and measured speeds are kept.",
+    help="Folder for model files and measured speeds.",
 )
 def bench_predictions_command(
     as_json: bool,
@@ -176,7 +183,7 @@ def bench_predictions_command(
     seed: int,
     cache: Path,
 ) -> None:
-    """Measure predicted against real completion times on three agents with real models."""
+    """Compare predicted with real completion times on three agents with real models."""
     import asyncio
 
     from rich.console import Console
@@ -228,10 +235,14 @@ def _print_figures(rows: list[dict[str, Any]], as_json: bool) -> None:
 @bench.command("events")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=1.0), default=10.0, show_default=True, help="Per rate."
+    "--seconds",
+    type=click.FloatRange(min=1.0),
+    default=10.0,
+    show_default=True,
+    help="Seconds per rate.",
 )
 def bench_events_command(as_json: bool, seconds: float) -> None:
-    """Measure how many events profiler and database take while batches are decided."""
+    """Measure how many events per second profiler and database take during decisions."""
     from controller.lab.bench.events import bench_events, rows_as_json
     from controller.lab.render import print_figures_table
 

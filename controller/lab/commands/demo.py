@@ -13,28 +13,32 @@ from controller.commands.asking import (
 
 
 @click.command()
-@click.option("--stay", is_flag=True, help="Keep the controller and the agents until Ctrl-C.")
+@click.option(
+    "--stay", is_flag=True, help="Keep the controller and the agents running until Ctrl-C."
+)
 @click.option(
     "--learn",
     "learns",
     is_flag=True,
-    help="Let what the fleet answers teach how later prompts are answered, from nothing on; needs "
+    help="Start with an empty quality store and learn from every answer. Needs "
     "`edge-controller embedding export`.",
 )
 @click.option(
     "--json",
     "json_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write the figures to this file.",
+    help="File for the figures as JSON.",
 )
-@click.option("--policy", "policies", multiple=True, help="Only this policy; may be given again.")
+@click.option(
+    "--policy", "policies", multiple=True, help="Run only this policy (repeatable). Default: all."
+)
 @click.option(
     "--cache",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("~/.cache/pointsman"),
     show_default=True,
     envvar="POINTSMAN_CACHE",
-    help="Where model files and measured speeds are kept.",
+    help="Folder for model files and measured speeds.",
 )
 def demo(
     stay: bool, learns: bool, json_file: Path | None, policies: tuple[str, ...], cache: Path

@@ -37,41 +37,46 @@ def experiment() -> None:
 @click.option(
     "--quick",
     is_flag=True,
-    help="At most a minute: two loads, two runs, and policies that are hardly trained.",
+    help="Take at most a minute: two loads, two runs, hardly trained policies.",
 )
 @click.option(
     "--out",
     type=FOLDER,
     required=True,
-    help="Gets results.json, tables and figures; given again, goes on where it was stopped.",
+    help="Folder for results.json, tables and figures. Given again, the run continues.",
 )
 @click.option(
     "--artifacts",
     type=GIVEN_FOLDER,
-    help="Folder with `ppo`, `ppo-set` or both, as `edge-controller lab train` writes them. "
-    "If not given, they are trained first, which needs the extra `train`.",
+    help="Folder with `ppo`, `ppo-set` or both, written by `edge-controller lab train`. "
+    "Default: they are trained first (extra `train`).",
 )
 @click.option(
     "--training-seed",
     "training_seeds",
     type=click.IntRange(min=0),
     multiple=True,
-    help="Train learned policies once more with this seed, and tell what hangs on the training; "
-    "may be given again.",
+    help="Train the learned policies once more with this seed and compare the trainings "
+    "(repeatable).",
 )
 @inputs_option
 @scenario_option
 @arrivals_option
 @trace_option
 @click.option(
-    "--policy", "policies", multiple=True, help="Only this label; may be given again. All else."
+    "--policy", "policies", multiple=True, help="Run only this policy (repeatable). Default: all."
 )
-@click.option("--requests", type=click.IntRange(min=1), multiple=True, help="25, 50, 100 else.")
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Number of requests (repeatable). Default: 25, 50, 100.",
+)
 @click.option(
     "--rate", "rates", type=click.FloatRange(min=0, min_open=True), multiple=True,
-    help="Arrivals a second; 0.5, 1, 2 else.",
+    help="Arrivals per second (repeatable). Default: 0.5, 1, 2.",
 )  # fmt: skip
-@click.option("--runs", type=click.IntRange(min=1), help="Of each load; 10 else.")
+@click.option("--runs", type=click.IntRange(min=1), help="Number of runs per load. Default: 10.")
 @seed_option
 @lease_option
 @jobs_option
@@ -165,8 +170,7 @@ _of_conditions = with_options(
         "--out",
         type=FOLDER,
         required=True,
-        help="Gets results.json, table.csv and tables.md; given again, goes on where it was "
-        "stopped.",
+        help="Folder for results.json, table.csv and tables.md. Given again, the run continues.",
     ),
     scenario_option,
     click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True),
@@ -184,7 +188,7 @@ def _load(requests: int, rate: float) -> Callable[[Command], Command]:
             type=click.FloatRange(min=0, min_open=True),
             default=rate,
             show_default=True,
-            help="Arrivals a second.",
+            help="Arrivals per second.",
         ),
     )
 
@@ -193,7 +197,7 @@ def _load(requests: int, rate: float) -> Callable[[Command], Command]:
 @_of_conditions
 @_load(200, 1.0)
 def weights(requests: int, rate: float, **options: Any) -> None:
-    """Put more and more weight on energy and on money, and see who heeds it."""
+    """Raise the weights of energy and money, and compare how policies follow."""
     from controller.lab.experiments.conditions import weights_plan
     from controller.lab.experiments.runs import Load
 
@@ -204,7 +208,7 @@ def weights(requests: int, rate: float, **options: Any) -> None:
 @_of_conditions
 @_load(100, 2.0)
 def seconds(requests: int, rate: float, **options: Any) -> None:
-    """Put more and more weight on time, and see which of DRLM's claims hold together."""
+    """Raise the weight of time, and show which of DRLM's claims hold together."""
     from controller.lab.experiments.conditions import seconds_plan
     from controller.lab.experiments.runs import Load
 
@@ -216,7 +220,7 @@ def seconds(requests: int, rate: float, **options: Any) -> None:
 @_load(200, 1.0)
 @lease_option
 def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
-    """Let nodes fail and come back at random, more and more often."""
+    """Let nodes fail and return at random, at rising rates."""
     from controller.lab.experiments.conditions import churn_plan
     from controller.lab.experiments.runs import Load
 

@@ -19,20 +19,20 @@ from controller.commands.asking import CommandFailedError
     "--measurements",
     multiple=True,
     type=click.Path(exists=True, path_type=Path),
-    help="A file or folder of `edge-controller lab profile`; may be given again.",
+    help="File or folder written by `edge-controller lab profile` (repeatable).",
 )
 @click.option(
     "--paper-setting",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of public question sets, outcomes and device speeds: fit on DRLM's setting, "
-    "synthesised from them, instead.",
+    help="Folder of public question sets, outcomes and device speeds. Fits on DRLM's setting, "
+    "synthesised from them.",
 )
 @click.option(
     "--device-by",
     type=click.Choice(["hardware", "node"]),
     default="hardware",
     show_default=True,
-    help="What makes two machines one class of devices.",
+    help="Property that puts machines into one class of devices.",
 )
 @click.option(
     "--out",
@@ -43,7 +43,7 @@ from controller.commands.asking import CommandFailedError
 @click.option(
     "--simulation-inputs",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --paper-setting: also write what `edge-controller lab experiment` simulates on.",
+    help="With --paper-setting: folder for the inputs of `edge-controller lab experiment`.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option(
@@ -51,8 +51,8 @@ from controller.commands.asking import CommandFailedError
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Fit with so many seeds, each of which holds other queries out, to tell how much the "
-    "figures depend on it; the first one's predictors are written.",
+    help="Number of seeds to fit with, each with other queries held out. The first one's "
+    "predictors are written.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fit(
@@ -65,7 +65,7 @@ def fit(
     splits: int,
     as_json: bool,
 ) -> None:
-    """Fit classifier, quality, latency and answer length; a fifth of the queries is held out."""
+    """Fit classifier, quality, latency and answer length. Holds a fifth of the queries out."""
     if bool(measurements) == (paper_setting is not None):
         raise click.UsageError("give either --measurements or --paper-setting")
     if simulation_inputs is not None and paper_setting is None:
@@ -209,26 +209,26 @@ def _print_figures(figures: dict[str, Any], out: Path) -> None:
     multiple=True,
     required=True,
     metavar="[FORMAT=]FILE",
-    help="Questions, as `edge-controller lab profile` takes them; may be given again.",
+    help="File with questions, as for `edge-controller lab profile run` (repeatable).",
 )
 @click.option("--sample", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=64, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
-@click.option("--model", "models", multiple=True, help="Of the catalogue; may be given again.")
+@click.option("--model", "models", multiple=True, help="Model of the catalogue (repeatable).")
 @click.option(
     "--catalog",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Models of your own, as in the agent's catalog_file.",
+    help="Catalogue file of your own, as the agent's catalog_file.",
 )
 @click.option(
     "--limits-each",
     type=click.IntRange(min=1),
-    help="Ask a model each question under so many of the limits, in turn; under all by default.",
+    help="Number of limits under which a model is asked each question, in turn. Default: all.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
-    help="Stop after so long; the same command goes on.",
+    help="Stop after this time. The same command continues.",
 )
 @click.option(
     "--models-folder",
@@ -249,7 +249,7 @@ def bench_engine_command(
     models_folder: Path,
     out: Path,
 ) -> None:
-    """Measure several models under several thread limits here, for `edge-controller lab fit`."""
+    """Measure models under several thread limits, for `edge-controller lab fit`."""
     from controller.lab.bench.engine_measurements import (
         LIMITS,
         MODELS,
@@ -294,20 +294,20 @@ def bench_engine_command(
 @click.option(
     "--predictors",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Fitted ones; otherwise trees of the paper's size over made-up times.",
+    help="Folder of fitted predictors. Default: trees of the paper's size on synthetic times.",
 )
 @click.option(
     "--policies",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="What `edge-controller lab train ppo --scenario drlm` wrote; with it and predictors of "
-    "`edge-controller lab fit --paper-setting` the whole decision is timed, from text to node.",
+    help="Folder written by `edge-controller lab train ppo --scenario drlm`. With predictors "
+    "of `edge-controller lab fit --paper-setting`, the whole decision is timed.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench_drlm_command(
     predictors: Path | None, policies: Path | None, seed: int, as_json: bool
 ) -> None:
-    """Time what DRLM does for one new query, section by section, on one core."""
+    """Measure the time of DRLM's decision on one query, by section, on one core."""
     from controller.lab.bench.drlm import bench_drlm
     from controller.quality.embedding import EmbeddingUnavailableError
     from controller.storage.artifacts import ArtifactError

@@ -10,19 +10,22 @@ from controller.commands.asking import CommandFailedError, Wrong, strangers_to_s
 
 @click.group()
 def problem() -> None:
-    """Files of one routing decision; docs/problem-format.md describes them."""
+    """Make files of one routing decision (docs/problem-format.md)."""
 
 
 @problem.command()
-@click.option("--requests", type=int, required=True, help="R, requests of the batch.")
-@click.option("--nodes", type=int, required=True, help="N, nodes of the fleet.")
+@click.option("--requests", type=int, required=True, help="Number of requests of the batch (R).")
+@click.option("--nodes", type=int, required=True, help="Number of nodes of the fleet (N).")
 @click.option("--models-per-node", type=int, default=1, show_default=True)
 @click.option(
     "--queue", type=click.Choice(["serial", "batched"]), default="batched", show_default=True
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="A .npz file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help=".npz file to write.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sample(
@@ -34,7 +37,7 @@ def sample(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Write a made-up problem with the statistics of real fleets and workloads."""
+    """Write a synthetic problem with the statistics of real fleets and workloads."""
     from controller.lab.bench.sample import QueueModel, sample_problem
     from controller.routing.problem import save_problem
 
@@ -55,7 +58,7 @@ def sample(
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--policy", "policy_name", default="memetic", show_default=True)
-@click.option("--budget-ms", type=float, help="How long the policy may think.")
+@click.option("--budget-ms", type=float, help="Time limit of the policy.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_json: bool) -> None:
@@ -90,7 +93,7 @@ def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_j
 
 @click.group()
 def quality() -> None:
-    """Where expected quality comes from, and how good it is."""
+    """Judge the quality estimates."""
 
 
 @quality.command("evaluate")
@@ -98,16 +101,16 @@ def quality() -> None:
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="Folder of an outcome table, such as mmlu-pro-outcomes.",
+    help="Folder with an outcome table, such as mmlu-pro-outcomes.",
 )
 @click.option(
     "--embeddings-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .npz file to keep the embeddings in, since making them takes minutes.",
+    help=".npz file that keeps the embeddings for the next time.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate_quality(data: Path, embeddings_file: Path | None, as_json: bool) -> None:
-    """Profile a part of a published outcome table and judge the estimates for the rest."""
+    """Profile a part of an outcome table and judge the estimates for the rest."""
     from controller.lab.bench.outcomes import DataMissingError
     from controller.lab.bench.quality import evaluate, evaluation_as_json
     from controller.lab.render import print_quality

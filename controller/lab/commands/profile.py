@@ -64,31 +64,33 @@ def _chooses_questions(command: Decorated) -> Decorated:
                 type=text,
                 multiple=True,
                 metavar="[FORMAT=]FILE",
-                help="Questions: GSM8K, MMLU, MMLU-Pro, TruthfulQA, CommonsenseQA as published, or "
-                "a JSONL of your own; may be given again. docs/profiling-data.md describes them.",
+                help="File with questions (repeatable): GSM8K, MMLU, MMLU-Pro, TruthfulQA or "
+                "CommonsenseQA"
+                " as published, or a JSONL of your own (docs/profiling-data.md).",
             ),
             click.option(
                 "--format",
                 "format",
                 default="auto",
                 show_default=True,
-                help="Of every file: gsm8k, mmlu, mmlu-pro, truthfulqa, truthfulqa-generation, "
+                help="Format of the files: gsm8k, mmlu, mmlu-pro, truthfulqa, "
+                "truthfulqa-generation, "
                 "commonsenseqa or jsonl.",
             ),
             click.option(
                 "--classes",
                 multiple=True,
-                help="Only these classes, such as MMLU's subjects; separated by commas.",
+                help="Ask only these classes, such as MMLU's subjects, separated by commas.",
             ),
             click.option(
                 "--sample",
                 type=click.IntRange(min=1),
-                help="So many random questions of each file.",
+                help="Number of random questions of each file.",
             ),
             click.option(
                 "--limit",
                 type=click.IntRange(min=1),
-                help="At most so many questions of each file, the first ones.",
+                help="Maximum number of questions of each file, from the first on.",
             ),
             click.option(
                 "--part",
@@ -96,36 +98,37 @@ def _chooses_questions(command: Decorated) -> Decorated:
                 type=_Part(),
                 multiple=True,
                 metavar="I/N",
-                help="Only every N-th of these questions of each file, from the I-th on; may be "
-                "given again. So several fleets share a set out.",
+                help="Ask every N-th question of each file, from the I-th on (repeatable), so "
+                "that several"
+                " fleets can share a set.",
             ),
             click.option(
                 "--seed",
                 type=click.IntRange(0, 2**32 - 1),
                 default=0,
                 show_default=True,
-                help="Of samples, of the order of choices, and of the models' sampling.",
+                help="Seed of samples, of the order of choices, and of the models' sampling.",
             ),
             click.option(
                 "--max-tokens",
                 type=click.IntRange(min=1),
                 default=256,
                 show_default=True,
-                help="Longest answer of a question that gives no length itself.",
+                help="Maximum answer tokens of a question without a length of its own.",
             ),
             click.option(
                 "--timeout",
                 type=click.FloatRange(min=1),
                 default=900.0,
                 show_default=True,
-                help="Seconds for one answer.",
+                help="Maximum seconds for one answer.",
             ),
             click.option(
                 "--teach/--no-teach",
                 "is_teaching",
                 default=True,
                 show_default=True,
-                help="Give the scores to the controller, which routes by them from then on.",
+                help="Give the scores to the controller, which then routes by them.",
             ),
         )
     ):
@@ -135,29 +138,31 @@ def _chooses_questions(command: Decorated) -> Decorated:
 
 @click.group()
 def profile() -> None:
-    """Learn how well and how fast each destination answers, from question sets."""
+    """Measure how well and how fast each destination answers question sets."""
 
 
 @profile.command()
 @_chooses_questions
-@click.option("--node", "nodes", multiple=True, type=text, help="Only this node; again for more.")
-@click.option("--model", "models", multiple=True, type=text, help="Only this model; the same.")
+@click.option("--node", "nodes", multiple=True, type=text, help="Ask only this node (repeatable).")
+@click.option(
+    "--model", "models", multiple=True, type=text, help="Ask only this model (repeatable)."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="Questions under way at one destination.",
+    help="Number of questions asked of one destination at once.",
 )
 @click.option(
     "--node-wait",
     type=click.FloatRange(min=0),
     default=120.0,
     show_default=True,
-    help="Seconds that a node which goes away is waited for.",
+    help="Maximum seconds to wait for a lost node.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --out.")
-@click.option("--out", type=_FOLDER, required=True, help="Folder to keep the measurements in.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out.")
+@click.option("--out", type=_FOLDER, required=True, help="Folder for the measurements.")
 @asks_controller
 def run(
     workloads: tuple[str, ...],
@@ -178,7 +183,7 @@ def run(
     out: Path,
     target: Target,
 ) -> None:
-    """Ask every question of every destination, grade the answers and keep what they cost.
+    """Ask every destination every question, grade the answers and record their costs.
 
     Greedy, with a fixed seed. It may be stopped at any time, and goes on with --resume.
     """
@@ -375,9 +380,9 @@ def _questions(
     type=click.IntRange(1, 1024),
     default=8,
     show_default=True,
-    help="Requests that are sent at once.",
+    help="Number of requests sent at once.",
 )
-@click.option("--out", type=_FOLDER, required=True, help="Folder to keep the measurements in.")
+@click.option("--out", type=_FOLDER, required=True, help="Folder for the measurements.")
 @asks_controller
 def routed(
     workloads: tuple[str, ...],
@@ -395,7 +400,7 @@ def routed(
     out: Path,
     target: Target,
 ) -> None:
-    """Send batches by the policy in force, to compare predictions with what comes.
+    """Send batches by the policy in force, to compare predictions with measurements.
 
     One batch after the other; `profile report` shows the comparison.
     """
@@ -469,11 +474,11 @@ async def _route_all(
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write; FOLDER/measurements.parquet or .csv by default.",
+    help="File to write. Default: FOLDER/measurements.parquet or .csv.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(folder: Path, format: Any, out: Path | None, as_json: bool) -> None:
-    """Write the measurements in FOLDER as one table, and failures as another.
+    """Write the measurements in FOLDER as a table, and the failures as another.
 
     docs/profiling-data.md describes the columns.
     """
@@ -531,17 +536,15 @@ def _write_failures(path: Path, failures: Sequence[Any]) -> Path | None:
 
 @profile.command("report")
 @click.argument("folder", type=_FOLDER, required=False)
-@click.option(
-    "--live", is_flag=True, help="Judge what the controller answered lately, instead of a folder."
-)
+@click.option("--live", is_flag=True, help="Judge the controller's latest answers, not a folder.")
 @click.option(
     "--last",
     type=click.IntRange(1, 100_000),
-    help="With --live: the latest so many answers, 10,000 by default.",
+    help="With --live: number of latest answers. Default: 10,000.",
 )
 @asks_controller
 def report_command(folder: Path | None, live: bool, last: int | None, target: Target) -> None:
-    """Compare predicted with measured finishes in FOLDER, and show quality by class and model.
+    """Compare predicted with measured finishes in FOLDER. Shows quality by class and model.
 
     Predictions are judged by the batches of `profile routed`; where there are none, by the
     profiled questions. With --live they are those of everything that the controller has answered
@@ -621,7 +624,7 @@ def _show_report(entries: Sequence[Any], as_json: bool) -> None:
     "question_file",
     type=text,
     metavar="[FORMAT=]FILE",
-    help="The questions of a table that has only their numbers.",
+    help="File with the questions of a table that has only their numbers.",
 )
 @click.option(
     "--rename",
@@ -629,18 +632,20 @@ def _show_report(entries: Sequence[Any], as_json: bool) -> None:
     multiple=True,
     type=text,
     metavar="TABLE=MODEL",
-    help="The table's name of a model, and the catalogue's; may be given again.",
+    help="Name of a model in the table, and in the catalogue (repeatable).",
 )
-@click.option("--only-renamed", is_flag=True, help="Leave the table's other models out.")
+@click.option("--only-renamed", is_flag=True, help="Import only renamed models.")
 @click.option(
     "--data-dir",
     type=_FOLDER,
     default=Path("~/.local/share/pointsman/controller"),
     show_default=True,
-    help="Of the controller, which must not be running meanwhile.",
+    help="Data folder of the controller. It must not be running.",
 )
 @click.option(
-    "--embedding-dir", type=_FOLDER, help="The embedding model; the cache folder by default."
+    "--embedding-dir",
+    type=_FOLDER,
+    help="Folder of the embedding model. Default: the cache folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def import_command(
@@ -652,7 +657,7 @@ def import_command(
     embedding_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Take a published table of outcomes into the quality store, and run nothing.
+    """Import a published table of outcomes into the quality store. Runs no model.
 
     A model of the fleet profits from outcomes of the same name, on whatever node they were had.
     """

@@ -27,7 +27,7 @@ from controller.lab.commands.simulation_options import (
 @click.option("--requests", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
-    help="Arrivals a second.",
+    help="Arrivals per second.",
 )  # fmt: skip
 @arrivals_option
 @trace_option
@@ -36,13 +36,13 @@ from controller.lab.commands.simulation_options import (
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="How long arrivals are gathered; 0 decides on each by itself.",
+    help="Window in which arrivals are gathered. 0: each is decided alone.",
 )
 @click.option("--window-most", type=click.IntRange(min=1), default=30, show_default=True)
 @lease_option
 @click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True)
 @seed_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, a run a row.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with a row per run.")
 def simulate(
     policy: str,
     scenario: str,
@@ -59,7 +59,7 @@ def simulate(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Simulate a policy on a cluster described in a file, nodes that fail and join included."""
+    """Simulate a policy on a cluster. Nodes may fail and join."""
     from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender, trained
     from controller.lab.experiments.runs import Circumstances, Load, mean_figures, run_all
     from controller.lab.simulator.inputs import held_out_scenario, inputs_for

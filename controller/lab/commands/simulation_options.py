@@ -15,22 +15,27 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 GIVEN_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 scenario_option = click.option(
-    "--scenario", default="drlm", show_default=True, help="A name, or a TOML file."
+    "--scenario",
+    default="drlm",
+    show_default=True,
+    help="Name of a packaged scenario, or a TOML file.",
 )
 inputs_option = click.option(
     "--inputs",
     type=GIVEN_FOLDER,
-    help="Queries with predictions and truth, of the scenario, as `edge-controller lab fit "
-    "--simulation-inputs` writes them; synthetic ones without.",
+    help="Folder with queries, predictions and truth of the scenario, written by "
+    "`edge-controller lab fit --simulation-inputs`. Default: synthetic ones.",
 )
 seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Processes; 2 at most else.")
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(min=1), help="Number of processes. Default: at most 2."
+)
 lease_option = click.option(
     "--lease-seconds",
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="How long a node that fails goes on being sent requests.",
+    help="Time until a failed node is noticed.",
 )
 arrivals_option = click.option(
     "--arrivals", type=click.Choice(["poisson", "bursts"]), default="poisson", show_default=True
@@ -38,8 +43,8 @@ arrivals_option = click.option(
 trace_option = click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Replay these arrivals at the rate instead: CSV or gzipped, in the form of Azure's LLM "
-    "traces.",
+    help="File with arrivals to replay at the rate: CSV or gzipped, in the form of Azure's LLM"
+    " traces.",
 )
 
 

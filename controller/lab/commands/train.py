@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @click.group()
 def train() -> None:
-    """Train routing policies; needs the extra `train`."""
+    """Train routing policies (extra `train`)."""
 
 
 _options = with_options(
     click.option(
         "--scenario",
         default=None,
-        help="drlm or a TOML file of the simulator; or made up: strangers (ppo-set alone), "
-        "stranger:SEED. drlm for ppo, strangers for ppo-set else.",
+        help="Fleet to train on: `drlm`, a scenario file, or generated (`strangers`, ppo-set only;"
+        " `stranger:SEED`). Default: drlm for ppo, strangers for ppo-set.",
     ),
     inputs_option,
     click.option("--episodes", type=click.IntRange(min=1), default=1000, show_default=True),
@@ -38,9 +38,9 @@ _options = with_options(
         "--out",
         type=FOLDER,
         required=True,
-        help="Gets a folder with the policy's name, curve.csv and checkpoint.pt.",
+        help="Folder for the policy, curve.csv and checkpoint.pt.",
     ),
-    click.option("--resume", is_flag=True, help="Go on from the checkpoint there."),
+    click.option("--resume", is_flag=True, help="Continue from the checkpoint in --out."),
     seed_option,
 )
 
@@ -55,7 +55,7 @@ _options = with_options(
 @click.option(
     "--plain",
     is_flag=True,
-    help="DRLM as it is: without the one-step reward in the logits.",
+    help="Train as in the DRLM paper, without the one-step reward in the logits.",
 )
 def _ppo(
     architecture: "Architecture",
