@@ -5,21 +5,14 @@ Environment variables are `POINTSMAN_` + section + `_` + key in capitals, for in
 """
 
 import dataclasses
-import difflib
 import math
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Final
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-T = TypeVar("T", int, float)
+from controller.settings_table import TableReader, put, read_toml
 
 
 class SettingsError(Exception):
@@ -237,25 +230,25 @@ def load_settings(
     Raises:
         SettingsError: with everything that is wrong, one line each.
     """
-    problems: list[str] = []
-    values = _read_file(path, problems)
-    variables = _from_environment(os.environ if environ is None else environ)
-    for (section, key), text in variables:
-        values.setdefault(section, {})[key] = text
-    for (section, key), value in (overrides or {}).items():
-        if value is not None:
-            values.setdefault(section, {})[key] = value
-    sections: dict[str, Any] = {}
-    known = {f.name: f for f in dataclasses.fields(Settings)}
-    section_types = get_type_hints(Settings)
-    for name, table in values.items():
-        if name not in known:
-            problems.append(f"[{name}]: no such section{_nearest(name, known)}")
-            continue
-        sections[name] = _build(section_types[name], name, table, problems)
-    # What could not be read has its default here, which is never a second problem.
-    settings = Settings(**sections)
-    problems += _check(settings)
+    try:
+        table = read_toml(path)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    reader = TableReader(splits_texts=True)
+    for name, value in list(table.items()):
+        if not isinstance(value, dict):
+            reader.problems.append(f"{name}: belongs in a section such as [server]")
+            del table[name]
+    sections = tuple(f"POINTSMAN_{entry.name.upper()}_" for entry in dataclasses.fields(Settings))
+    variables = os.environ if environ is None else environ
+    # Clients have variables of the same prefix.
+    ours = {name: text for name, text in variables.items() if name.startswith(sections)}
+    reader.put_variables(table, ours, "POINTSMAN_", Settings)
+    for (section, key), given in (overrides or {}).items():
+        if given is not None:
+            put(table, f"{section}.{key}", given)
+    settings = reader.build(Settings, table)
+    problems = reader.problems + _check(settings)
     if problems:
         raise SettingsError("\n".join(problems))
     return dataclasses.replace(
@@ -264,85 +257,6 @@ def load_settings(
             settings.server, data_dir=Path(settings.server.data_dir).expanduser()
         ),
     )
-
-
-def _read_file(path: Path | None, problems: list[str]) -> dict[str, dict[str, object]]:
-    if path is None:
-        return {}
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    for name, table in list(tables.items()):
-        if not isinstance(table, dict):
-            problems.append(f"{name}: belongs in a section such as [server]")
-            del tables[name]
-    return tables
-
-
-def _from_environment(environ: Mapping[str, str]) -> list[tuple[tuple[str, str], str]]:
-    found = []
-    for section in dataclasses.fields(Settings):
-        prefix = f"POINTSMAN_{section.name.upper()}_"
-        found += [
-            ((section.name, name.removeprefix(prefix).lower()), value)
-            for name, value in environ.items()
-            if name.startswith(prefix)
-        ]
-    return found
-
-
-def _build(cls: type[Any], section: str, table: Mapping[str, object], problems: list[str]) -> Any:
-    hints = get_type_hints(cls)
-    values: dict[str, object] = {}
-    for key, value in table.items():
-        where = f"{section}.{key}"
-        if key not in hints:
-            problems.append(f"{where}: no such setting{_nearest(key, hints)}")
-            continue
-        try:
-            values[key] = _convert(hints[key], value)
-        except (TypeError, ValueError) as error:
-            problems.append(f"{where}: {error}")
-    return cls(**values)
-
-
-def _convert(kind: object, value: object) -> object:
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() in ("1", "true", "yes"):
-            return True
-        if str(value).lower() in ("0", "false", "no"):
-            return False
-        raise ValueError(f"must be true or false, not {value!r}")
-    if isinstance(value, bool):
-        raise ValueError(f"must not be {value!r}")
-    if kind is int:
-        return _number(int, value, "a whole number")
-    if kind is float:
-        return _number(float, value, "a number")
-    if kind is str:
-        if not isinstance(value, str):
-            raise ValueError(f"must be text, not {value!r}")
-        return value
-    if kind is Path:
-        return Path(str(value))
-    items = value.split(",") if isinstance(value, str) else value
-    if not isinstance(items, list | tuple):
-        raise ValueError(f"must be a list, not {value!r}")
-    if kind == tuple[float, ...]:
-        return tuple(_number(float, item, "a list of numbers") for item in items)
-    return tuple(str(item).strip() for item in items)
-
-
-def _number(kind: Callable[[str], T], value: object, what: str) -> T:
-    try:
-        return kind(str(value))
-    except ValueError:
-        raise ValueError(f"must be {what}, not {value!r}") from None
 
 
 def _check(settings: Settings) -> list[str]:
@@ -415,8 +329,3 @@ def _address_problems(address: str) -> list[str]:
     if host and port.isdecimal() and int(port) <= 65535:
         return []
     return [f"must be host:port such as 0.0.0.0:50551, not {address!r}"]
-
-
-def _nearest(name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"

@@ -1,25 +1,17 @@
 """The agent's settings: one TOML file, overridden by environment, overridden by flags."""
 
-import difflib
 import os
 import re
 import socket
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Final
 from urllib.parse import urlsplit
 
 from edge_agent.errors import UsageError
 from edge_agent.limits import limit_problems
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-T = TypeVar("T", int, float)
+from edge_agent.settings_table import REQUIRED, TableReader, put, read_toml
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -111,13 +103,13 @@ class RemoteSettings:
             measured.
     """
 
-    base_url: str = ""
+    base_url: str = field(default="", metadata=REQUIRED)
     model: str = ""
     api_key_file: str = ""
     api_key_env: str = ""
     context_tokens: int = 0
     family: str = ""
-    parameters_billions: float = 0.0
+    parameters_billions: float = field(default=0.0, metadata=REQUIRED)
     quantisation: str = "F16"
     is_base_model: bool = False
     supports_raw_prompts: bool = True
@@ -156,7 +148,7 @@ class ModelSettings:
         remote: the server that answers for it; unset loads the model here.
     """
 
-    name: str
+    name: str = field(metadata=REQUIRED)
     slots: int = 4
     threads: int = 0
     context_tokens: int = 0
@@ -244,122 +236,20 @@ def load_settings(
     Raises:
         UsageError: with everything that is wrong, one line each.
     """
-    problems: list[str] = []
-    table = _read(path)
-    for name, value in (os.environ if environ is None else environ).items():
-        if name.startswith("EDGE_AGENT_"):
-            _put_variable(table, name, value, problems)
+    try:
+        table = read_toml(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    reader = TableReader(splits_texts=False)
+    reader.put_variables(table, os.environ if environ is None else environ, "EDGE_AGENT_", Settings)
     for key, given in (overrides or {}).items():
         if given is not None:
-            _put(table, key, given)
-    # What could not be read has its default here, which is never a second problem.
-    settings = _complete(_build(Settings, "", table, problems))
-    problems += _check(settings)
+            put(table, key, given)
+    settings = _complete(reader.build(Settings, table))
+    problems = reader.problems + _check(settings)
     if problems:
         raise UsageError("\n".join(problems))
     return settings
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from error
-
-
-def _put_variable(table: dict[str, Any], name: str, value: str, problems: list[str]) -> None:
-    key = name.removeprefix("EDGE_AGENT_").lower()
-    for section in ("controller", "power", "memory"):
-        if key.startswith(f"{section}_"):
-            key = f"{section}.{key.removeprefix(f'{section}_')}"
-            break
-    if key.split(".")[0] == "models":
-        problems.append(f"{name}: models are listed in the settings file")
-        return
-    _put(table, key, value)
-
-
-def _put(table: dict[str, Any], key: str, value: object) -> None:
-    section, _, leaf = key.rpartition(".")
-    target = table.setdefault(section, {}) if section else table
-    if isinstance(target, dict):  # `_build` tells of a section that is none
-        target[leaf] = value
-
-
-def _build(cls: type[Any], where: str, table: object, problems: list[str]) -> Any:
-    if not isinstance(table, Mapping):
-        problems.append(f"{where}: must be a table")
-        return cls(**({"name": ""} if cls is ModelSettings else {}))
-    hints = get_type_hints(cls)
-    values: dict[str, object] = {}
-    for key, value in table.items():
-        label = f"{where}.{key}" if where else str(key)
-        if key not in hints:
-            near = difflib.get_close_matches(str(key), list(hints), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(hints)}"
-            problems.append(f"{label}: no such setting; {hint}")
-            continue
-        if hints[key] in (ControllerSettings, PowerSettings, MemorySettings):
-            values[key] = _build(hints[key], label, value, problems)
-        elif hints[key] == RemoteSettings | None:
-            is_built = value is None or isinstance(value, RemoteSettings)
-            values[key] = value if is_built else _build(RemoteSettings, label, value, problems)
-        elif hints[key] == tuple[ModelSettings, ...]:
-            entries = value if isinstance(value, list | tuple) else [value]
-            values[key] = tuple(
-                entry
-                if isinstance(entry, ModelSettings)
-                else _build(ModelSettings, f"{label}[{index}]", entry, problems)
-                for index, entry in enumerate(entries)
-            )
-        else:
-            try:
-                values[key] = _convert(hints[key], value)
-            except ValueError as error:
-                problems.append(f"{label}: {error}")
-    if cls is ModelSettings and not values.get("name"):
-        problems.append(f"{where}: name is missing")
-        values["name"] = ""
-    if cls is RemoteSettings:
-        required = ("base_url", "parameters_billions")
-        problems += [f"{where}: {key} is missing" for key in required if not table.get(key)]
-    return cls(**values)
-
-
-def _convert(kind: object, value: object) -> object:
-    if kind is bool:
-        text = str(value).lower()
-        if text in ("true", "1", "yes"):
-            return True
-        if text in ("false", "0", "no"):
-            return False
-        raise ValueError(f"must be true or false, not {value!r}")
-    if isinstance(value, bool):
-        raise ValueError(f"must not be {value!r}")
-    if kind is int:
-        return _number(int, value, "a whole number")
-    if kind in (float, float | None):
-        return _number(float, value, "a number")
-    if kind is Path:
-        return Path(str(value))
-    if kind == tuple[str, ...]:
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise ValueError(f"must be a list of texts, not {value!r}")
-        return tuple(value)
-    if not isinstance(value, str):
-        raise ValueError(f"must be text, not {value!r}")
-    return value
-
-
-def _number(kind: Callable[[str], T], value: object, what: str) -> T:
-    try:
-        return kind(str(value))
-    except ValueError:
-        raise ValueError(f"must be {what}, not {value!r}") from None
 
 
 def _complete(settings: Settings) -> Settings:
