@@ -20,6 +20,7 @@ from edge_agent.engine.memory import largest_free_block_bytes
 from edge_agent.errors import AgentError, NotRunningError, UnknownModelError, UsageError
 from edge_agent.identity import describe_host, user_name
 from edge_agent.sensors.jetson import is_jetson
+from edge_agent.sensors.sysfs import in_order
 from edge_agent.status import ask_status
 from edge_agent.tls_check import check_certificate
 
@@ -233,6 +234,13 @@ async def _check_remote(settings: Settings) -> list[Finding]:
     return [found for model in remotes for found in await _check_endpoint(model)]
 
 
+def _others_may_open(file: Path) -> bool:
+    try:
+        return bool(file.stat().st_mode & 0o077)
+    except OSError:
+        return False  # that it is missing or unreadable is told where it is read
+
+
 async def _check_endpoint(model: ModelSettings) -> list[Finding]:
     """Ask an endpoint for its models, which costs nothing anywhere."""
     from edge_agent.engine.remote.endpoint import RemoteError, look, new_client, read_api_key
@@ -241,7 +249,7 @@ async def _check_endpoint(model: ModelSettings) -> list[Finding]:
     assert remote is not None
     findings = []
     key_file = Path(remote.api_key_file).expanduser()
-    if remote.api_key_file and key_file.exists() and key_file.stat().st_mode & 0o077:
+    if remote.api_key_file and _others_may_open(key_file):
         text = f"{model.name}: others can read the API key in {key_file}"
         findings.append(Finding("remote", "warning", text, f"chmod 600 {key_file}"))
     has_key = bool(remote.api_key_file or remote.api_key_env)
@@ -328,7 +336,7 @@ async def _check_devices(settings: Settings) -> list[Finding]:
 
 def examine_devices(root: Path) -> list[Finding]:
     """Whether this user may open the device files of GPUs and firmware."""
-    found = [path for pattern in _DEVICES for path in sorted(root.glob(pattern))]
+    found = [path for pattern in _DEVICES for path in in_order(root, pattern)]
     closed = [path for path in found if not os.access(path, os.R_OK | os.W_OK)]
     if not closed:
         names = ", ".join(path.name for path in found)

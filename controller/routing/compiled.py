@@ -29,6 +29,19 @@ _FOLDER_NAME: Final = re.compile(r"pointsman-[0-9a-f]{16}")
 _MARKS_PREFIX: Final = "for-"
 
 
+def sources_below(folder: Path) -> list[Path]:
+    """Python files in a folder and below it, in order.
+
+    Machine code is kept beside them, in `__pycache__`, where other processes make and remove
+    folders; what goes away meanwhile is passed over.
+    """
+    found: list[Path] = []
+    for inner, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        found += [Path(inner, name) for name in names if name.endswith(".py")]
+    return sorted(found)
+
+
 def _cache_folder() -> Path | None:
     """Where machine code is kept; None when no place is writable.
 
@@ -38,7 +51,7 @@ def _cache_folder() -> Path | None:
     """
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted(here.rglob("*.py")):
+    for source in sources_below(here):
         text = source.read_bytes()
         if b"routing.compiled import" in text or source.name == "compiled.py":
             digest.update(text)
@@ -74,11 +87,20 @@ def _remove_stale(base: Path, current: str) -> None:
         for entry in base.iterdir():
             if entry.name == current or not _FOLDER_NAME.fullmatch(entry.name):
                 continue
-            if entry.is_symlink() or not entry.is_dir() or entry.stat().st_mtime >= oldest:
-                continue
-            for file in [*entry.rglob("*.nb[ci]"), *entry.glob(f"{_MARKS_PREFIX}*/*")]:
+            with contextlib.suppress(OSError):  # another process removes it as well
+                if entry.is_symlink() or not entry.is_dir() or entry.stat().st_mtime >= oldest:
+                    continue
+                _remove_code(entry)
+
+
+def _remove_code(folder: Path) -> None:
+    # Not `Path.rglob`, which raises when a folder goes away before it is entered.
+    for inner, _, names in os.walk(folder):
+        is_of_marks = Path(inner).parent == folder and Path(inner).name.startswith(_MARKS_PREFIX)
+        for name in names:
+            if is_of_marks or name.endswith((".nbc", ".nbi")):
                 with contextlib.suppress(OSError):
-                    file.unlink()
+                    os.unlink(os.path.join(inner, name))
 
 
 _FOLDER: Final = _cache_folder()

@@ -5,6 +5,7 @@ schema, the kind, the SHA-256 of every file and where the data came from. Nothin
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -80,9 +81,22 @@ def save_artifact(folder: Path, artifact: Artifact) -> None:
 def load_artifact(folder: Path, kind: str) -> Artifact:
     """Read an artifact after checking every file against its manifest.
 
+    One that another process saves meanwhile is read again, so that it comes whole: as it was or as
+    it is now.
+
     Raises:
         ArtifactError: it is missing, altered, of another kind or of a version unknown here.
     """
+    while True:
+        manifest = _manifest(folder, kind)
+        try:
+            return _read(folder, kind, manifest)
+        except ArtifactError:
+            if _manifest(folder, kind) == manifest:
+                raise
+
+
+def _manifest(folder: Path, kind: str) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -98,6 +112,10 @@ def load_artifact(folder: Path, kind: str) -> Artifact:
         )
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{folder} holds {manifest.get('kind')!r}, not {kind!r}")
+    return manifest
+
+
+def _read(folder: Path, kind: str, manifest: Mapping[str, Any]) -> Artifact:
     contents: dict[str, bytes] = {}
     for name, digest in manifest["files"].items():
         if Path(name).name != name:
@@ -112,7 +130,7 @@ def load_artifact(folder: Path, kind: str) -> Artifact:
             )
     return Artifact(
         kind,
-        _arrays(folder / _ARRAYS) if _ARRAYS in contents else {},
+        _arrays(folder / _ARRAYS, contents[_ARRAYS]) if _ARRAYS in contents else {},
         {
             name.removesuffix(_TEXT_SUFFIX): text.decode("utf-8")
             for name, text in contents.items()
@@ -157,9 +175,9 @@ def _exchange(fresh: Path, folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _arrays(path: Path, content: bytes) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error

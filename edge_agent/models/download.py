@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from edge_agent.models.sizes import size_of
 from edge_agent.models.store import GGUF_MAGIC
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ async def download(
     failures = 0
     async with httpx.AsyncClient(timeout=timeout, follow_redirects=True, max_redirects=8) as client:
         for _ in range(_MOST_TRIES):
-            before = _size(wanted.target)
+            before = size_of(wanted.target)
             try:
                 await _try_once(client, wanted, on_bytes)
             except _PassingError as error:
-                gained = _size(wanted.target) > before
+                gained = size_of(wanted.target) > before
                 failures = 1 if gained else failures + 1
                 if failures >= limits.tries:
                     raise SourceError(f"{error} (tried {failures} times)") from error
@@ -132,7 +133,7 @@ async def _try_once(
 ) -> None:
     import httpx
 
-    have = _size(wanted.target)
+    have = size_of(wanted.target)
     if have > wanted.size_bytes:
         discard(wanted.target)
         have = 0
@@ -160,7 +161,7 @@ async def _try_once(
         raise _PassingError(f"{_host(wanted.url)}: {_in_words(error)}") from error
     except (httpx.RequestError, httpx.InvalidURL) as error:
         raise SourceError(f"{_host(wanted.url)}: {_in_words(error)}") from error
-    if _size(wanted.target) < wanted.size_bytes:
+    if size_of(wanted.target) < wanted.size_bytes:
         raise _PassingError("the connection ended before the file did")
 
 
@@ -253,13 +254,6 @@ def discard(target: Path) -> None:
     """Remove a partial file and what is remembered of it."""
     target.unlink(missing_ok=True)
     _memory_path(target).unlink(missing_ok=True)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _memory_path(target: Path) -> Path:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -27,12 +28,14 @@ import anyio
 
 from edge_agent.models.catalog import PackagePart, PackageSource
 from edge_agent.models.download import SourceError
+from edge_agent.models.sizes import file_sizes
 from edge_agent.models.stoppable import run_stoppable
 
 _POLL_SECONDS: Final = 0.5
 _END_SECONDS: Final = 5.0
 _COPY_BYTES: Final = 1024 * 1024
 _KEPT_OUTPUT_BYTES: Final = 16 * 1024
+_SCRATCH_PREFIX: Final = "scratch"
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -117,9 +120,10 @@ async def _download_wheel(
     installer: Sequence[str],
     on_bytes: Callable[[int], None],
 ) -> Path:
-    scratch = wanted.folder / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    for left in wanted.folder.glob(f"{_SCRATCH_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    # A new name: the installer of an agent that was killed may still be filling the old folder.
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=wanted.folder))
     command = [
         *installer,
         "download",
@@ -178,7 +182,7 @@ async def _run(
     try:
         while not ended.done():
             await asyncio.wait({ended}, timeout=_POLL_SECONDS)
-            largest = _largest_file(scratch)
+            largest = max(file_sizes(scratch), default=0)
             if largest != seen:
                 seen, moved = largest, time.monotonic()
                 on_bytes(seen)
@@ -214,15 +218,6 @@ def _complaint(code: int, output: str) -> str:
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     said = errors[-1] if errors else (lines[-1] if lines else "it said nothing")
     return f"{_COLOUR.sub('', said)} (exit status {code})"
-
-
-def _largest_file(folder: Path) -> int:
-    largest = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves and removes files as it goes
-            if path.is_file():
-                largest = max(largest, path.stat().st_size)
-    return largest
 
 
 def _unpack(

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import anyio.to_thread
 
@@ -20,6 +21,7 @@ from edge_agent.models.catalog import Catalog, CatalogEntry, Source
 from edge_agent.models.download import SourceError
 from edge_agent.models.locks import LockLimits, held
 from edge_agent.models.progress import OnProgress, PullProgress, PullStage, ignore_progress
+from edge_agent.models.sizes import file_sizes, size_of
 from edge_agent.models.sources import Fetch, FetchSettings, fetch, needed_bytes
 from edge_agent.models.stoppable import run_stoppable
 from edge_agent.models.store import (
@@ -30,6 +32,8 @@ from edge_agent.models.store import (
     examine,
     in_megabytes,
 )
+
+_LOOK_SECONDS: Final = 0.5
 
 Quantiser = Callable[[Path, Path, str, int], Awaitable[None]]
 """Makes the second file from the first: source, target, quantisation, threads."""
@@ -155,7 +159,7 @@ class _Pull:
             rng=self.rng,
             on_progress=self.on_progress,
         )
-        arrived = wanted.target.stat().st_size if wanted.target.exists() else 0
+        arrived = size_of(wanted.target)
         self.store.require_space(entry, entry.size_bytes - min(arrived, entry.size_bytes))
         failures: list[str] = []
         for source in entry.sources:
@@ -218,13 +222,13 @@ class _Pull:
         )
         try:
             while not making.done():
-                written = max((item.stat().st_size for item in folder.iterdir()), default=0)
+                written = max(file_sizes(folder), default=0)
                 self.on_progress(
                     PullProgress(
                         entry.name, PullStage.QUANTISING, text, min(written, estimate), estimate
                     )
                 )
-                await asyncio.wait({making}, timeout=0.5)
+                await asyncio.wait({making}, timeout=_LOOK_SECONDS)
             await making
         except BaseException:
             making.cancel()
@@ -248,8 +252,7 @@ class _Pull:
 
 
 def _on_disk(wanted: Fetch) -> int:
-    kept = [wanted.target, *wanted.parts_folder.glob("*.part")]
-    return sum(path.stat().st_size for path in kept if path.exists())
+    return sum(map(size_of, (wanted.target, *wanted.parts_folder.glob("*.part"))))
 
 
 def _derived_bytes(entry: CatalogEntry) -> int:

@@ -28,6 +28,7 @@ from typing import Final
 from edge_agent.errors import ModelError, ModelFileError
 from edge_agent.models.catalog import CatalogEntry
 from edge_agent.models.locks import held_now
+from edge_agent.models.sizes import file_sizes, size_of
 
 GGUF_MAGIC: Final = b"GGUF"
 DEFAULT_RESERVE_BYTES: Final = 512 * 1024 * 1024
@@ -435,11 +436,8 @@ def _sync_folder(folder: Path) -> None:
 
 def _size_on_disk(path: Path) -> int:
     if path.is_dir():
-        return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return sum(file_sizes(path))
+    return size_of(path)
 
 
 def _utc_now() -> str:

@@ -1,5 +1,6 @@
 """Reading the small text files under /sys."""
 
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -33,11 +34,11 @@ def read_number(path: Path) -> int | None:
 
 
 def in_order(folder: Path, pattern: str) -> list[Path]:
-    """What matches, by name with numbers in their order; nothing when the folder is not there."""
-    try:
-        return sorted(folder.glob(pattern), key=_natural)
-    except OSError:
-        return []
+    """What matches, by name with numbers in their order; nothing when the folder is not there.
+
+    A device that is unplugged meanwhile is passed over: `Path.glob` would raise.
+    """
+    return sorted((folder / name for name in glob.glob(pattern, root_dir=folder)), key=_natural)
 
 
 def hwmon_named(root: Path, name: str) -> Iterator[Path]:

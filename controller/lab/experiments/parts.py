@@ -25,6 +25,7 @@ from controller.lab.experiments.setting import Setting
 from controller.lab.simulator.inputs import inputs_digest
 from controller.lab.simulator.scenario import Scenario
 from controller.request_manager.policy_files import load_policy
+from controller.routing.compiled import sources_below
 from controller.routing.policies import warm_up
 
 FOLDER: Final = "parts"
@@ -166,7 +167,7 @@ def _code_digest() -> str:
     files = [Path(str(module.__file__)) for module in (contenders, runs)]
     for package in (controller.routing, controller.lab.simulator):
         for folder in package.__path__:
-            files += sorted(Path(folder).rglob("*.py"))
+            files += sources_below(Path(folder))
     found = hashlib.sha256()
     for file in files:
         found.update(file.name.encode() + file.read_bytes())

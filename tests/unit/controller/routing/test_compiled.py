@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from controller.routing import compiled
 from controller.routing.compiled import STALE_AFTER_DAYS, stable_order
+from tests.fakes.vanishing import remove_when_listed
 
 LONG_AGO = time.time() - (STALE_AFTER_DAYS + 1) * 86_400
 
@@ -56,6 +57,31 @@ def test_code_of_other_sources_is_removed_when_nothing_has_used_it_for_days(
     assert not list(stale.glob("for-*/*"))  # marks say that there is code
     assert (recent / "search.nbc").exists()
     assert folder.exists()
+
+
+def test_folder_that_goes_away_meanwhile_keeps_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = [aged(tmp_path / f"pointsman-{number:016x}") for number in range(3)]
+    for folder in stale:
+        (folder / "going").mkdir()
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+        remove_when_listed(monkeypatch, folder / "going")
+    cache_in(tmp_path, monkeypatch)
+    assert not [file for folder in stale for file in folder.rglob("search.nb*")]
+
+
+def test_sources_are_found_whatever_becomes_of_the_machine_code_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    for name in ("b.py", "a.py", "inner/c.py"):
+        (tmp_path / name).touch()
+    kept = tmp_path / "__pycache__" / "pointsman-0123456789abcdef"
+    kept.mkdir(parents=True)
+    remove_when_listed(monkeypatch, kept)
+    found = compiled.sources_below(tmp_path)
+    assert found == [tmp_path / "a.py", tmp_path / "b.py", tmp_path / "inner" / "c.py"]
 
 
 def test_nothing_but_our_own_folders_is_removed(

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,36 @@ def test_saving_again_replaces_all_of_it(tmp_path):
     assert set(found.arrays) == {"c"}
     assert found.texts == {}
     assert [path.name for path in tmp_path.iterdir()] == ["art"]
+
+
+def test_one_that_is_saved_while_it_is_read_comes_whole(tmp_path, monkeypatch):
+    save_artifact(tmp_path / "art", example())
+    read, seen = Path.read_bytes, []
+
+    def read_bytes(path):
+        if not seen:  # the manifest has been read, the files beside it have not
+            seen.append(path)
+            save_artifact(tmp_path / "art", Artifact("thing", {"c": np.zeros(1)}))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert set(load_artifact(tmp_path / "art", "thing").arrays) == {"c"}
+
+
+def test_arrays_are_those_whose_digest_was_checked(tmp_path, monkeypatch):
+    save_artifact(tmp_path / "art", example())
+    save_artifact(tmp_path / "next", Artifact("thing", {"a": np.zeros(1)}))
+    read = Path.read_bytes
+
+    def read_bytes(path):
+        content = read(path)
+        if path == tmp_path / "art" / "arrays.npz":
+            (tmp_path / "next" / "arrays.npz").replace(path)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    found = load_artifact(tmp_path / "art", "thing")
+    assert found.arrays["a"].tolist() == example().arrays["a"].tolist()
 
 
 @pytest.mark.parametrize("name", ["arrays.npz", "words.txt"])

@@ -20,6 +20,7 @@ from edge_agent.models.store import (
     examine,
     in_megabytes,
 )
+from tests.fakes.vanishing import leave_name_of_nothing, remove_when_listed
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -272,3 +273,15 @@ def test_examining_can_be_stopped_from_outside(tmp_path):
 def test_sizes_read_like_sizes():
     assert in_megabytes(98_362_432) == "98.4 MB"
     assert in_megabytes(2_019_377_696) == "2.02 GB"
+
+
+def test_parts_that_a_pull_moves_while_somebody_asks_are_not_counted(store, monkeypatch):
+    """`models list` and `status` look while another process pulls."""
+    parts = store.unfinished_path(ENTRY, "parts")
+    (parts / "scratch").mkdir(parents=True)
+    (parts / "scratch" / "wheel").write_bytes(b"12345")
+    (parts / "000-tiny.part").write_bytes(b"123")
+    leave_name_of_nothing(parts / "000-tiny.new")
+    remove_when_listed(monkeypatch, parts / "scratch")
+    state = store.state_of(ENTRY)
+    assert (state.presence, state.size_bytes) == (ModelPresence.PARTIAL, 3)
