@@ -66,7 +66,7 @@ stubs: setup ## check that the committed stubs are what the .proto files give
 	@$(BIN)/python proto/generate.py --check
 
 .PHONY: proto
-proto: setup ## generate the stubs anew
+proto: setup ## generate the stubs again
 	@$(BIN)/python proto/generate.py
 
 .PHONY: docs
@@ -74,7 +74,7 @@ docs: setup ## check that the reference pages are what the code gives
 	@$(BIN)/python docs/generate.py --check
 
 .PHONY: docs-write
-docs-write: setup ## write the reference pages anew
+docs-write: setup ## write the reference pages again
 	@$(BIN)/python docs/generate.py
 
 .PHONY: test
@@ -107,7 +107,7 @@ models: setup ## fetch the small models that tests and the demonstration decode 
 	@test -f $(CACHE)/embedding/manifest.json || $(BIN)/edge-controller embedding export --folder $(CACHE)/embedding
 
 .PHONY: lock
-lock: setup ## resolve constraints.txt anew, for every supported Python
+lock: setup ## resolve constraints.txt again, for every supported Python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
 		--no-emit-index-url --extra agent --extra controller --extra train --extra bench --extra dev \

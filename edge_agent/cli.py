@@ -24,7 +24,7 @@ from edge_agent.errors import (
 )
 
 
-class _Told(click.ClickException):
+class _ReportedError(click.ClickException):
     """An AgentError with the exit code that its kind has."""
 
     def __init__(self, error: AgentError) -> None:
@@ -61,7 +61,7 @@ def _load(config: Path | None, **overrides: object) -> Settings:
     try:
         return _read_settings(config, overrides)
     except AgentError as error:
-        raise _Told(error) from error
+        raise _ReportedError(error) from error
 
 
 def _read_settings(config: Path | None, overrides: dict[str, Any]) -> Settings:
@@ -167,9 +167,11 @@ def run(
         check_address(settings.controller)
         asyncio.run(serve())
     except AgentError as error:
-        raise _Told(error) from error
+        raise _ReportedError(error) from error
     except OSError as error:
-        raise _Told(AgentError(f"{error.filename or ''}: {error.strerror or error}")) from error
+        raise _ReportedError(
+            AgentError(f"{error.filename or ''}: {error.strerror or error}")
+        ) from error
 
 
 # -- status and doctor ----------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def _watch_status(settings: Settings, as_json: bool) -> None:
     while is_wanted:
         try:
             _show_status(settings, as_json, is_watched=True)
-        except _Told as away:  # being restarted, say
+        except _ReportedError as away:  # being restarted, say
             if not as_json:
                 click.clear()
                 click.echo(away.message)
@@ -226,7 +228,7 @@ def _show_status(settings: Settings, as_json: bool, is_watched: bool) -> int:
             is_away = error.exit_code == EXIT_NOT_RUNNING
             state = "not_running" if is_away else "failed"
             click.echo(json.dumps({"state": state, "message": str(error)}))
-        raise _Told(error) from error
+        raise _ReportedError(error) from error
     if as_json:
         click.echo(json.dumps(answer, ensure_ascii=False))
     else:
@@ -276,7 +278,7 @@ def models() -> None:
 def list_command(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """List the catalogue and the files that are here."""
     from edge_agent.models.commands import list_models
-    from edge_agent.models.render import render_list
+    from edge_agent.models.tables import render_list
 
     _models_command(config, data_dir, as_json, list_models, render_list)
 
@@ -288,7 +290,7 @@ def list_command(config: Path | None, data_dir: Path | None, as_json: bool) -> N
 def pull(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """Fetch a model from its first working source, or derive it."""
     from edge_agent.models.commands import pull_model
-    from edge_agent.models.render import render_pulled, shown_progress
+    from edge_agent.models.tables import render_pulled, shown_progress
 
     def action(catalog: Any, store: Any) -> Any:
         with shown_progress(_console(stderr=True)) as on_progress:
@@ -306,7 +308,7 @@ def verify(
 ) -> None:
     """Check the model files against the catalogue's checksums."""
     from edge_agent.models.commands import verify_models
-    from edge_agent.models.render import render_verification
+    from edge_agent.models.tables import render_verification
 
     result = _models_command(
         config,
@@ -325,7 +327,7 @@ def verify(
 def remove(name: str, config: Path | None, data_dir: Path | None, as_json: bool) -> None:
     """Remove a model's file and its unfinished downloads."""
     from edge_agent.models.commands import remove_model
-    from edge_agent.models.render import render_removed
+    from edge_agent.models.tables import render_removed
 
     _models_command(
         config,
@@ -369,7 +371,7 @@ def _order_command(action_name: str, help_text: str) -> None:
         try:
             update = asyncio.run(follow())
         except AgentError as error:
-            raise _Told(error) from error
+            raise _ReportedError(error) from error
         except KeyboardInterrupt:
             raise click.Abort from None  # the agent goes on with it
         if as_json:
@@ -377,7 +379,7 @@ def _order_command(action_name: str, help_text: str) -> None:
         elif update["phase"] == "done":
             click.echo(update["message"])
         else:
-            raise _Told(AgentError(update["message"]))
+            raise _ReportedError(AgentError(update["message"]))
         sys.exit(EXIT_READY if update["phase"] == "done" else EXIT_FAILED)
 
     command.__doc__ = help_text
@@ -420,7 +422,7 @@ def _models_command(
         catalog = load_catalog(user_path=settings.catalog_path)
         result = action(catalog, ModelStore(settings.models_path))
     except AgentError as error:
-        raise _Told(error) from error
+        raise _ReportedError(error) from error
     except KeyboardInterrupt:
         raise click.Abort from None
     if as_json:
@@ -516,7 +518,7 @@ def _run_bench(
     try:
         return asyncio.run(run())
     except AgentError as error:
-        raise _Told(error) from error
+        raise _ReportedError(error) from error
 
 
 _PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)

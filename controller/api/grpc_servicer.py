@@ -213,7 +213,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Calibrate(  # noqa: N802
         self, request: admin_pb2.CalibrateRequest, context: Context
     ) -> AsyncIterator[admin_pb2.CalibrateResponse]:
-        """Have nodes measure their speed anew."""
+        """Have nodes measure their speed again."""
         try:
             events = self._service.calibrate(
                 NodeId(request.node_id) if request.node_id else None,

@@ -26,7 +26,7 @@ __all__ = ["CONTENT_TYPE", "ControllerMetrics", "TellsFigures"]
 
 
 class TellsFigures(Protocol):
-    """Where the figures come from; asked anew at every scrape."""
+    """Where the figures come from; asked again at every scrape."""
 
     def figures(self) -> Figures:
         """As they stand now."""
@@ -233,7 +233,7 @@ def _of_models(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
     )
     age = GaugeMetricFamily(
         "pointsman_model_speed_age_seconds",
-        "Since its speed was measured anew or moved by a completion; absent if never.",
+        "Since its speed was measured again or moved by a completion; absent if never.",
         labels=labels,
     )
     rates = GaugeMetricFamily(

@@ -66,7 +66,7 @@ class NodeView:
 
     Attributes:
         models: with the speeds that predictions use now, rather than those first measured.
-        speed_ages_seconds: of each model, how long ago its speed was measured anew or moved by a
+        speed_ages_seconds: of each model, how long ago its speed was measured again or moved by a
             completion; None if never since the node is known.
     """
 
@@ -316,7 +316,7 @@ class RouterService:
     async def calibrate(
         self, node_id: NodeId | None, model: ModelName | None
     ) -> AsyncGenerator[Calibrating, None]:
-        """Have nodes measure the speed of their loaded models anew, all nodes at once.
+        """Have nodes measure the speed of their loaded models again, all nodes at once.
 
         A node that fails or is lost ends with a failed update of its own; the others go on.
 

@@ -1,9 +1,9 @@
-"""`edge-controller calibrate`: have nodes measure the speed of their models anew."""
+"""`edge-controller calibrate`: have nodes measure the speed of their models again."""
 
 import click
 
 from controller.client import Client
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
     Target,
     asks_controller,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from controller.commands.asking import CommandFailedError
+from controller.commands.target import CommandFailedError
 
 
 @click.group()

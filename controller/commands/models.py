@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from controller.client import Client
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
     Target,
     asks_controller,

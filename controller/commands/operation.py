@@ -3,7 +3,7 @@
 import click
 
 from controller.client import Client
-from controller.commands.asking import (
+from controller.commands.target import (
     Target,
     asks_controller,
     call_controller,

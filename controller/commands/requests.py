@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from controller.client import Client
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
     Target,
-    Wrong,
+    WrongUsage,
     asks_controller,
     call_controller,
     parse_weights,
@@ -84,7 +84,7 @@ def _sampling(**values: Any) -> types_pb2.SamplingParameters:
     try:
         return types_pb2.SamplingParameters(**values)
     except ValueError as error:  # a number outside the field's range
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
 
 
 def _requests_from_file(
@@ -97,7 +97,7 @@ def _requests_from_file(
         try:
             line = raw.decode().strip()
         except UnicodeDecodeError as error:
-            raise Wrong(f"line {number}: not valid UTF-8 ({error.reason})") from error
+            raise WrongUsage(f"line {number}: not valid UTF-8 ({error.reason})") from error
         if not line:
             continue
         if not line.startswith("{"):
@@ -106,7 +106,7 @@ def _requests_from_file(
         try:
             message = ParseDict(json.loads(line), types_pb2.InferenceRequest())
         except (json.JSONDecodeError, ParseError) as error:
-            raise Wrong(f"line {number}: {error}") from error
+            raise WrongUsage(f"line {number}: {error}") from error
         if model and not message.model:
             message.model = model
         requests.append(message)

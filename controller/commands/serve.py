@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
-    Wrong,
+    WrongUsage,
 )
 
 
@@ -72,7 +72,7 @@ def serve(
             },
         )
     except SettingsError as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     configure_logs(settings.server.log_level)
     from controller.api.grpc_server import ListenError
     from controller.app import Listening
@@ -107,7 +107,7 @@ def serve(
     try:
         asyncio.run(run())
     except (SettingsError, UnknownPolicyError) as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except (ListenError, HttpListenError, RouterError) as error:
         raise CommandFailedError(str(error)) from error
     except BaseException as error:

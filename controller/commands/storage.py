@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from controller.commands.asking import CommandFailedError
+from controller.commands.target import CommandFailedError
 from controller.config import ServerSettings
 
 _data_dir = click.option(

@@ -47,7 +47,7 @@ class Usage:
 
     Attributes:
         prefill_joules, decode_joules: how energy_joules splits; None when unknown.
-        cached_prompt_tokens: prompt tokens that were not read anew, since an earlier turn's keys
+        cached_prompt_tokens: prompt tokens that were not read again, since an earlier turn's keys
             and values were still held.
     """
 

@@ -27,7 +27,7 @@ class ManageModel:
 
 @dataclass(frozen=True, slots=True)
 class MeasureSpeed:
-    """Measure speeds anew; `model` None means every loaded model."""
+    """Measure speeds again; `model` None means every loaded model."""
 
     model: ModelName | None = None
 

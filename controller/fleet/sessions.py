@@ -113,7 +113,7 @@ class FleetSessions:
         self._next_number += 1
         old = self._registry.begin(session_id, hello.node_id, hello.instance_id, now)
         if old is not None:
-            self._lose(hello.node_id, "the agent connected anew")
+            self._lose(hello.node_id, "the agent connected again")
         link = NodeLink(hello.node_id, session_id)
         self._links[hello.node_id] = link
         is_draining = self._registry.is_draining(hello.node_id)

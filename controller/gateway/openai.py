@@ -404,7 +404,7 @@ class ChunkBuilder:
         self._has_role = False
 
     def routed(self, event: RoutedTo) -> list[Json]:
-        """The request went to a node, for the first time or anew."""
+        """The request went to a node, for the first time or again."""
         self._model = event.model
         chunk = self._chunk({})
         chunk["pointsman"] = {

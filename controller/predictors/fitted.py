@@ -69,7 +69,7 @@ def latency_from_lightgbm(
     """
     trees, names = ensemble_from_lightgbm(text)
     if len(names) != len(layout.names):
-        raise ValueError("the latency model was grown on other features; fit it anew")
+        raise ValueError("the latency model was grown on other features; fit it again")
     return LatencyPredictor(layout, trees, residual_sigma)
 
 
@@ -165,7 +165,7 @@ def load_predictors(folder: Path) -> FittedPredictors:
             limits=MeasuredLimits(int(described["max_tokens"]), float(described["cut_ratio"])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder} is inconsistent ({error}); make it anew") from error
+        raise ArtifactError(f"{folder} is inconsistent ({error}); make it again") from error
 
 
 def _rates_of(

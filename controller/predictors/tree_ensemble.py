@@ -241,7 +241,7 @@ def _numbers(fields: Mapping[str, str], name: str) -> list[float]:
     try:
         return [float(number) for number in fields[name].split()]
     except (KeyError, ValueError) as error:
-        raise ValueError(f"a tree's {name} cannot be read; save the model anew") from error
+        raise ValueError(f"a tree's {name} cannot be read; save the model again") from error
 
 
 def _lightgbm_tree(fields: Mapping[str, str], start: int) -> _Nodes:
@@ -272,7 +272,7 @@ def _lightgbm_tree(fields: Mapping[str, str], start: int) -> _Nodes:
 
 def _sized(numbers: Sequence[float], length: int) -> FloatArray:
     if len(numbers) != length:
-        raise ValueError("a tree's lists have different lengths; save the model anew")
+        raise ValueError("a tree's lists have different lengths; save the model again")
     return np.array(numbers)
 
 

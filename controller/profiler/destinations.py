@@ -27,7 +27,7 @@ class _View:
 
 
 class DestinationViews:
-    """One node's; made anew only where something has changed, for a big fleet has a thousand."""
+    """One node's; made again only where something has changed, for a big fleet has a thousand."""
 
     def __init__(self) -> None:
         self._views: dict[ModelName, _View] = {}

@@ -68,7 +68,7 @@ class _SpeedKey:
 class _Speed:
     """An estimate, and what the node had reported when it began.
 
-    `confirmed_at` is when it was measured anew or last moved by a completion; None until then.
+    `confirmed_at` is when it was measured again or last moved by a completion; None until then.
     """
 
     reported: Calibration | None
@@ -167,7 +167,7 @@ class NodeRecord:
         return None if speed is None else speed.estimate.calibration()
 
     def speed_age_seconds(self, model: ReportedModel, now: float) -> float | None:
-        """Time since this speed was measured anew or a completion moved it; None if never.
+        """Time since this speed was measured again or a completion moved it; None if never.
 
         What a node brings with it may have been measured on any earlier day.
         """

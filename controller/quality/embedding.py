@@ -117,7 +117,7 @@ class OnnxEmbedding:
         except Exception as error:  # both libraries raise bare Exception for a bad file
             raise EmbeddingUnavailableError(
                 f"the embedding model in {folder} does not load ({error}); "
-                f"make it anew with `{EXPORT_COMMAND}`"
+                f"make it again with `{EXPORT_COMMAND}`"
             ) from error
 
     @property
@@ -187,7 +187,7 @@ class CachedEmbedding:
 
     @property
     def hits(self) -> int:
-        """Prompts that were not embedded anew."""
+        """Prompts that were found in memory."""
         return self._hits
 
     @property
@@ -234,12 +234,12 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EmbeddingUnavailableError(
-            f"{path} cannot be read ({error}); make it anew with `{EXPORT_COMMAND}`"
+            f"{path} cannot be read ({error}); make it again with `{EXPORT_COMMAND}`"
         ) from error
     if version != MANIFEST_VERSION:
         raise EmbeddingUnavailableError(
             f"{path} has version {version}, this controller reads {MANIFEST_VERSION}; "
-            f"make it anew with `{EXPORT_COMMAND}`"
+            f"make it again with `{EXPORT_COMMAND}`"
         )
     return dict(manifest)
 
@@ -255,7 +255,7 @@ def _verified(folder: Path, name: str, manifest: dict[str, Any]) -> Path:
     if digest != manifest.get("sha256", {}).get(name):
         raise EmbeddingUnavailableError(
             f"{path} is not the file that {MANIFEST_FILE} names; "
-            f"make it anew with `{EXPORT_COMMAND}`"
+            f"make it again with `{EXPORT_COMMAND}`"
         )
     return path
 

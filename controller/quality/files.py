@@ -9,7 +9,7 @@
 
 `QualityFolder.append` is on disk when it returns; `compact` writes a new generation beside the old
 one and only then names it, so a crash at any moment loses nothing that was acknowledged. A search
-index that is damaged, or out of step with the records, is left alone and built anew from them.
+index that is damaged, or out of step with the records, is left alone and built again from them.
 """
 
 import itertools
@@ -252,7 +252,7 @@ class QualityFolder:
         if self._has_failed:
             raise QualityFilesError(
                 f"{self._folder} could not be written and the journal could not be set back; "
-                "free space and compact, or start anew"
+                "free space and compact, or start again"
             )
 
     def _rewind(self, start: int) -> None:
@@ -360,7 +360,7 @@ def _read_index(path: Path) -> GraphIndex | None:
             return None
         return GraphIndex.load(path)
     except (OSError, ValueError, KeyError):
-        return None  # it is built anew
+        return None  # it is built again
 
 
 def _write_generation(folder: Path, generation: int, store: QualityStore) -> None:

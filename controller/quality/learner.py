@@ -86,7 +86,7 @@ class Learner:
         if self._predictor is None:
             raise InvalidRequestError(
                 "This controller does not learn: it has no embedding model. Make one with "
-                "`edge-controller embedding export` and start it anew."
+                "`edge-controller embedding export` and restart it."
             )
         if not self._put(self._outcome(record, score_ratio)):
             raise QueueFullError(

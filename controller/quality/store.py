@@ -45,7 +45,7 @@ EMBEDDING_DIMENSION: Final = 384
 """Of all-MiniLM-L6-v2."""
 
 _REBUILD_GROWTH: Final = 2.0
-"""An approximate index is built anew when the prompts have grown this much since."""
+"""An approximate index is built again when the prompts have grown this much since."""
 
 FloatArray = NDArray[np.float64]
 
@@ -222,7 +222,7 @@ class QualityStore:
         if known is not None and self._models[known] != record.model:
             raise InvalidRecordError(
                 f"{record.destination!r} was profiled with model {self._models[known]!r}, "
-                f"not {record.model!r}; name the destination anew when its model changes"
+                f"not {record.model!r}; give the destination another name when its model changes"
             )
 
     def add(self, records: Iterable[QualityRecord], seen_time: float = math.inf) -> None:
@@ -313,7 +313,7 @@ class QualityStore:
             raise ValueError("the index was not built; call run() first")
         with self._lock:
             if len(self._rows) < build.seen_rows:
-                raise ValueError("prompts were dropped since the index was begun; build it anew")
+                raise ValueError("prompts were dropped since the index was begun; build it again")
             if build.dropped_prompts:
                 self._keep_only(build)
             self._index = build.index

@@ -46,7 +46,7 @@ def load_policy(folder: Path) -> PolicyArtifact:
         if architecture == "set" and found.details["candidate_features"] != list(
             CANDIDATE_FEATURES
         ):
-            raise ArtifactError(f"{folder} was trained on other features; train it anew")
+            raise ArtifactError(f"{folder} was trained on other features; train it again")
         layout = None
         if architecture != "set":
             layout = Layout(
@@ -65,11 +65,11 @@ def load_policy(folder: Path) -> PolicyArtifact:
             found.provenance,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{folder} is inconsistent ({error}); train it anew") from error
+        raise ArtifactError(f"{folder} is inconsistent ({error}); train it again") from error
 
 
 def policies_in(folder: Path | None) -> FindArtifact:
-    """Finds learned policies in the folders of their names, read anew at each call.
+    """Finds learned policies in the folders of their names, read again at each call.
 
     Args:
         folder: None holds none.

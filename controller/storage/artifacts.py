@@ -100,15 +100,15 @@ def _manifest(folder: Path, kind: str) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ArtifactError(f"{folder} holds no {MANIFEST}; make it anew") from None
+        raise ArtifactError(f"{folder} holds no {MANIFEST}; make it again") from None
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{folder / MANIFEST} cannot be read: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise ArtifactError(f"{folder / MANIFEST} is no manifest; make the artifact anew")
+        raise ArtifactError(f"{folder / MANIFEST} is no manifest; make the artifact again")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise ArtifactError(
             f"{folder} has schema {manifest.get('schema_version')}, this version reads "
-            f"{SCHEMA_VERSION}; make it anew, or update"
+            f"{SCHEMA_VERSION}; make it again, or update"
         )
     if manifest.get("kind") != kind:
         raise ArtifactError(f"{folder} holds {manifest.get('kind')!r}, not {kind!r}")
@@ -126,7 +126,7 @@ def _read(folder: Path, kind: str, manifest: Mapping[str, Any]) -> Artifact:
             raise ArtifactError(f"{folder / name}: {error.strerror or error}") from error
         if hashlib.sha256(contents[name]).hexdigest() != digest:
             raise ArtifactError(
-                f"{folder / name} is not the file that was saved; get or make the artifact anew"
+                f"{folder / name} is not the file that was saved; get or make the artifact again"
             )
     return Artifact(
         kind,

@@ -243,7 +243,7 @@ def model_order_from_proto(message: fleet_pb2.ModelOrder) -> ModelOrder | None:
 
 
 def calibrate_order_from_proto(message: fleet_pb2.CalibrateOrder) -> ModelOrder:
-    """An order to measure one model's speed anew, or every loaded one's."""
+    """An order to measure one model's speed again, or every loaded one's."""
     return ModelOrder(message.order_id, Action.MEASURE, message.model)
 
 

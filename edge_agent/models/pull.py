@@ -204,7 +204,7 @@ class _Pull:
                 raise SourceError(f"the file it gave {found.problem}")
             # Not this source's fault: a machine that lost power can leave bytes that never
             # reached the disk, and an earlier source may have begun another file.
-            self._tell(entry, PullStage.RETRYING, "an earlier pull left bad bytes; starting anew")
+            self._tell(entry, PullStage.RETRYING, "an earlier pull left bad bytes; starting again")
 
     async def _derive(self, entry: CatalogEntry, base: CatalogEntry) -> None:
         base_path = await self.bring(base)

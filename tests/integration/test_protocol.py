@@ -217,7 +217,7 @@ async def test_second_agent_of_a_name_supersedes_the_first(tmp_path: Path) -> No
         async with raw_agent(fleet, introduction(instance_id="second")) as second:
             await second.until("welcome")
             code, details = await first.ending()
-            assert (code, details) == (CODE.UNAVAILABLE, "the agent connected anew")
+            assert (code, details) == (CODE.UNAVAILABLE, "the agent connected again")
             await second.report_health()
             await fleet.wait_for_state("raw", "ready")
             # What the first still had to say, and its end, change nothing.

@@ -6,8 +6,13 @@ from typing import Any
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong, strangers_to_stderr, text
 from controller.commands.lazy import LazyGroup
+from controller.commands.target import (
+    CommandFailedError,
+    WrongUsage,
+    library_output_to_stderr,
+    text,
+)
 
 
 @click.group(
@@ -58,15 +63,15 @@ def routing(
 ) -> None:
     """Measure every policy's J, its gap to the best known and to the bound, and its time."""
     from controller.lab.bench.routing import SIZES, bench_routing, rows_as_json
-    from controller.lab.render import print_bench_rows
+    from controller.lab.tables import print_bench_rows
     from controller.routing.policies import UnknownPolicy
 
     known = {size.name: size for size in SIZES}
     unknown = [name for name in sizes if name not in known]
     if unknown:
-        raise Wrong(f"no size {', '.join(unknown)}; there are: {', '.join(known)}")
+        raise WrongUsage(f"no size {', '.join(unknown)}; there are: {', '.join(known)}")
     try:
-        with strangers_to_stderr():
+        with library_output_to_stderr():
             rows = bench_routing(
                 sizes=[known[name] for name in sizes] or SIZES,
                 policies=policies or None,
@@ -76,7 +81,7 @@ def routing(
                 progress=lambda line: click.echo(line, err=True),
             )
     except UnknownPolicy as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     if as_json:
         click.echo(json.dumps({"rows": rows_as_json(rows)}))
     else:
@@ -95,7 +100,7 @@ def routing(
 def bench_budget_command(as_json: bool, decisions: int) -> None:
     """Measure how well `memetic` keeps its time budget on a busy machine."""
     from controller.lab.bench.budget import bench_budget, rows_as_json
-    from controller.lab.render import print_figures_table
+    from controller.lab.tables import print_figures_table
 
     rows = rows_as_json(
         bench_budget(decisions=decisions, progress=lambda line: click.echo(line, err=True))
@@ -244,7 +249,7 @@ def _print_figures(rows: list[dict[str, Any]], as_json: bool) -> None:
 def bench_events_command(as_json: bool, seconds: float) -> None:
     """Measure how many events per second profiler and database take during decisions."""
     from controller.lab.bench.events import bench_events, rows_as_json
-    from controller.lab.render import print_figures_table
+    from controller.lab.tables import print_figures_table
 
     rows = rows_as_json(bench_events(seconds))
     if as_json:

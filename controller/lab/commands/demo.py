@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from controller.client import ConnectError
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong
+from controller.commands.target import CommandFailedError, WrongUsage
 from controller.lab.commands.simulation_options import (
     FOLDER,
     GIVEN_FOLDER,
@@ -19,7 +19,7 @@ from controller.lab.commands.simulation_options import (
     lease_option,
     scenario_option,
     seed_option,
-    told_plainly,
+    simulation_errors_reported,
     trace_option,
     with_options,
 )
@@ -106,17 +106,19 @@ def drlm(
 
     from controller.lab.experiments.contenders import ALL
     from controller.lab.experiments.drlm import QUICK, Design
+    from controller.lab.experiments.drlm_experiment import Study, conduct, usable_cores
+    from controller.lab.experiments.drlm_report import claims, loads
     from controller.lab.experiments.figures import FiguresMissing
     from controller.lab.experiments.learning import EPISODES, QUICK_EPISODES
-    from controller.lab.experiments.report import claims, loads
-    from controller.lab.experiments.study import Study, conduct, usable_cores
 
     known = [contender.label for contender in ALL]
     strange = [label for label in policies if label not in known]
     if strange:
-        raise Wrong(f"no policy {', '.join(strange)}; there are: {', '.join(known)}")
+        raise WrongUsage(f"no policy {', '.join(strange)}; there are: {', '.join(known)}")
     if seed in training_seeds or len(set(training_seeds)) < len(training_seeds):
-        raise Wrong(f"--training-seed is for further ones; the first training has --seed {seed}")
+        raise WrongUsage(
+            f"--training-seed is for further ones; the first training has --seed {seed}"
+        )
     base = QUICK if quick else Design()
     study = Study(
         out=out,
@@ -138,7 +140,7 @@ def drlm(
         has_figures=figures,
     )
     try:
-        with told_plainly(out), Bars() as bars:
+        with simulation_errors_reported(out), Bars() as bars:
             results, written = conduct(study, bars.show)
     except FiguresMissing as error:
         raise CommandFailedError(f"{out}: tables are written, but {error}") from error
@@ -237,13 +239,13 @@ def _compare_conditions(
     seed: int,
     jobs: int | None,
 ) -> None:
+    from controller.lab.experiments.comparison_setting import settle
     from controller.lab.experiments.condition_report import condition_tables, write_condition_report
     from controller.lab.experiments.conditions import run_plan
-    from controller.lab.experiments.parts import FOLDER as PARTS
-    from controller.lab.experiments.setting import settle
-    from controller.lab.experiments.study import usable_cores
+    from controller.lab.experiments.drlm_experiment import usable_cores
+    from controller.lab.experiments.run_pool import FOLDER as PARTS
 
-    with told_plainly(out), Bars() as bars:
+    with simulation_errors_reported(out), Bars() as bars:
         results = run_plan(
             plan,
             settle(out, scenario, inputs, artifacts),
@@ -271,7 +273,7 @@ def bench_simulator_command(as_json: bool, queries: int, scenario: str, seed: in
     try:
         figures = simulator_figures(queries, scenario, seed)
     except ScenarioError as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     if as_json:
         click.echo(json.dumps(figures))
     else:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from controller.commands.asking import CommandFailedError
+from controller.commands.target import CommandFailedError
 
 
 @click.command()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong, strangers_to_stderr
+from controller.commands.target import CommandFailedError, WrongUsage, library_output_to_stderr
 
 
 @click.group()
@@ -45,7 +45,7 @@ def sample(
         made = sample_problem(requests, nodes, models_per_node, QueueModel(queue), seed).problem
         save_problem(made, out)
     except ValueError as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except OSError as error:
         raise CommandFailedError(f"{out}: {error.strerror}") from error
     size = {"requests": made.n_requests, "destinations": made.n_destinations, "nodes": made.n_nodes}
@@ -70,10 +70,10 @@ def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_j
 
     try:
         budget = None if budget_ms is None else budget_ms / 1000.0
-        with strangers_to_stderr():
+        with library_output_to_stderr():
             report = solve_problem(load_problem(file), policy_name, budget, seed)
     except (UnknownPolicy, ValueError) as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except (SolverMissing, BrokenPolicy) as error:
         raise CommandFailedError(str(error)) from error
     except OSError as error:
@@ -113,7 +113,7 @@ def evaluate_quality(data: Path, embeddings_file: Path | None, as_json: bool) ->
     """Profile a part of an outcome table and judge the estimates for the rest."""
     from controller.lab.bench.outcomes import DataMissingError
     from controller.lab.bench.quality import evaluate, evaluation_as_json
-    from controller.lab.render import print_quality
+    from controller.lab.tables import print_quality
     from controller.quality.embedding import EmbeddingUnavailableError, OnnxEmbedding
 
     try:

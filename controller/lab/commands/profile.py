@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from controller.client import Client, connected
-from controller.commands.asking import (
+from controller.commands.target import (
     CommandFailedError,
     Target,
-    Wrong,
+    WrongUsage,
     asks_controller,
     call_controller,
     run_to_end,
@@ -27,10 +27,10 @@ from controller.commands.asking import (
 from pointsman.v1 import admin_pb2
 
 if TYPE_CHECKING:
-    from controller.lab.offline.asking import Sending, Teacher
     from controller.lab.offline.fleet_view import FleetView
     from controller.lab.offline.journal import Journal, Plan
     from controller.lab.offline.profiling import RunOutcome
+    from controller.lab.offline.question_sender import Sending, Teacher
     from controller.lab.offline.questions import Part, Question
     from controller.lab.offline.recording import Recorder
 
@@ -187,9 +187,9 @@ def run(
 
     Greedy, with a fixed seed. It may be stopped at any time, and goes on with --resume.
     """
-    from controller.lab.offline.asking import Sending
     from controller.lab.offline.journal import JournalError, read_journal
     from controller.lab.offline.profiling import plan_of
+    from controller.lab.offline.question_sender import Sending
     from controller.lab.offline.summary import summarised
     from controller.lab.offline.tables import print_summary
 
@@ -256,9 +256,9 @@ async def _recording(
     target: Target, out: Path, plan: "Plan", resume: bool, sending: "Sending", is_teaching: bool
 ) -> "AsyncIterator[tuple[FleetView, Journal, Teacher, Recorder]]":
     """Everything that a run needs, connected and open."""
-    from controller.lab.offline.asking import Teacher
     from controller.lab.offline.fleet_view import FleetView
     from controller.lab.offline.journal import Journal
+    from controller.lab.offline.question_sender import Teacher
     from controller.lab.offline.recording import Recorder
 
     async with connected(target.connection) as client:
@@ -349,19 +349,19 @@ def _questions(
         try:
             questions = read_workload(own[0], own[1], seed)
         except WorkloadError as error:
-            raise Wrong(str(error)) from error
+            raise WrongUsage(str(error)) from error
         known |= {question.question_class for question in questions}
         files.append(own)
         found += parted(chosen(questions, wanted, sample, seed)[:limit], parts)
     if wanted - known:
-        raise Wrong(
+        raise WrongUsage(
             f"no class {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}"
         )
     seen: set[tuple[str, str]] = set()
     for question in found:
         key = (question.workload, question.question_id)
         if key in seen:
-            raise Wrong(
+            raise WrongUsage(
                 f"{question.workload} {question.question_id!r} is in two of the files; profile "
                 "them into folders of their own"
             )
@@ -404,15 +404,15 @@ def routed(
 
     One batch after the other; `profile report` shows the comparison.
     """
-    from controller.lab.offline.asking import Sending
     from controller.lab.offline.journal import JournalError, read_journal
     from controller.lab.offline.profiling import plan_of
+    from controller.lab.offline.question_sender import Sending
     from controller.lab.offline.routed import batches_of
     from controller.lab.offline.summary import ROUTED
 
     files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
     if not questions:
-        raise Wrong("no questions are left of the files")
+        raise WrongUsage("no questions are left of the files")
     run_id = uuid.uuid4().hex[:12]
     folder = out / ROUTED / run_id
     made = batches_of(questions, batches, batch_size, seed)
@@ -672,7 +672,7 @@ def import_command(
         outcomes, blank = read_outcomes(table, questions)
         unknown = sorted(set(names) - {outcome.model for outcome in outcomes})
         if unknown:
-            raise Wrong(f"--rename: the table has no model {', '.join(unknown)}")
+            raise WrongUsage(f"--rename: the table has no model {', '.join(unknown)}")
         report = import_outcomes(
             [o for o in outcomes if not only_renamed or o.model in names],
             names,
@@ -681,7 +681,7 @@ def import_command(
             say=lambda line: click.echo(line, err=True),
         )
     except OutcomeTableError as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except ImportFailedError as error:
         raise CommandFailedError(str(error)) from error
     if as_json:
@@ -699,6 +699,6 @@ def _renames(renames: Sequence[str]) -> dict[str, str]:
     for rename in renames:
         before, is_pair, after = rename.rpartition("=")
         if not (is_pair and before and after):
-            raise Wrong(f"--rename: TABLE=MODEL, not {rename!r}")
+            raise WrongUsage(f"--rename: TABLE=MODEL, not {rename!r}")
         found[before] = after
     return found

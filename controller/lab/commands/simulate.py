@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong, text
+from controller.commands.target import CommandFailedError, WrongUsage, text
 from controller.lab.commands.simulation_options import (
     GIVEN_FOLDER,
     arrivals_option,
@@ -14,7 +14,7 @@ from controller.lab.commands.simulation_options import (
     lease_option,
     scenario_option,
     seed_option,
-    told_plainly,
+    simulation_errors_reported,
     trace_option,
 )
 
@@ -71,12 +71,12 @@ def simulate(
     contender = Contender(policy, policy, Window(window_seconds, window_most))
     load = Load(requests, rate, str(trace) if trace else arrivals)
     if not trained([contender], artifacts):
-        raise Wrong(
+        raise WrongUsage(
             f"{policy} has to be trained first: `edge-controller lab train {policy} --scenario "
             f"{scenario} --out FOLDER`, then --artifacts FOLDER"
         )
     try:
-        with told_plainly():
+        with simulation_errors_reported():
             if policy not in LEARNED_POLICIES:
                 warm_up([policy])
             cluster = read_scenario(scenario)
@@ -89,7 +89,7 @@ def simulate(
                 artifacts,
             )
     except (UnknownPolicy, ProblemError) as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except BrokenPolicy as error:
         raise CommandFailedError(str(error)) from error
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from controller.commands.asking import CommandFailedError, Wrong
+from controller.commands.target import CommandFailedError, WrongUsage
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,7 +60,7 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 
 
 @contextlib.contextmanager
-def told_plainly(out: Path | None = None) -> Iterator[None]:
+def simulation_errors_reported(out: Path | None = None) -> Iterator[None]:
     """Tell what a simulation cannot be done with as wrong usage, and the rest as a failure.
 
     Args:
@@ -68,7 +68,7 @@ def told_plainly(out: Path | None = None) -> Iterator[None]:
     """
     from controller.lab.experiments.conditions import NothingLearned
     from controller.lab.experiments.learning import TrainingMissing
-    from controller.lab.experiments.parts import ExperimentError
+    from controller.lab.experiments.run_pool import ExperimentError
     from controller.lab.simulator.inputs import InputsError
     from controller.lab.simulator.scenario_file import ScenarioError
     from controller.lab.simulator.workload import WorkloadError
@@ -77,7 +77,7 @@ def told_plainly(out: Path | None = None) -> Iterator[None]:
     try:
         yield
     except (ScenarioError, InputsError, WorkloadError, NothingLearned) as error:
-        raise Wrong(str(error)) from error
+        raise WrongUsage(str(error)) from error
     except (ArtifactError, ExperimentError, TrainingMissing) as error:
         raise CommandFailedError(str(error)) from error
     except OSError as error:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from controller.commands.asking import Wrong
+from controller.commands.target import WrongUsage
 from controller.lab.commands.simulation_options import (
     FOLDER,
     Bars,
     inputs_option,
     seed_option,
-    told_plainly,
+    simulation_errors_reported,
     with_options,
 )
 
@@ -71,7 +71,7 @@ def _ppo(
     from controller.lab.training.recipes import recipe
 
     if plain and architecture == "flat":
-        raise Wrong("DRLM as it is has three heads; leave --plain or --architecture flat out")
+        raise WrongUsage("DRLM as it is has three heads; leave --plain or --architecture flat out")
     name = "ppo-plain" if plain else "ppo-flat" if architecture == "flat" else "ppo"
     _train("ppo", *recipe(name, episodes, seed), scenario or "drlm", inputs, out, resume)
 
@@ -101,17 +101,17 @@ def _worlds(scenario: str, inputs: Path | None) -> "list[World]":
     from controller.lab.training.worlds import strange_world, strange_worlds
 
     if scenario in SHIPPED or scenario.endswith(".toml"):
-        with told_plainly():
+        with simulation_errors_reported():
             cluster = read_scenario(scenario)
             return [world_of(cluster, inputs_for(cluster, inputs))]
     if inputs is not None:
-        raise Wrong("--inputs are of a scenario of the simulator; give --scenario drlm, too")
+        raise WrongUsage("--inputs are of a scenario of the simulator; give --scenario drlm, too")
     if scenario == "strangers":
         return strange_worlds()
     kind, _, seed = scenario.partition(":")
     if kind == "stranger" and seed.isdecimal():
         return [strange_world(int(seed)).split(0.2, 0)[0]]
-    raise Wrong(
+    raise WrongUsage(
         f"no scenario {scenario!r}; there are: {', '.join(SHIPPED)}, a TOML file, "
         "strangers, stranger:SEED"
     )
@@ -133,16 +133,16 @@ def _train(
     worlds = _worlds(scenario, inputs)
     checkpoint = out / "checkpoint.pt"
     if checkpoint.exists() and not resume:
-        raise Wrong(f"{checkpoint} is there; give --resume to go on, or another --out")
+        raise WrongUsage(f"{checkpoint} is there; give --resume to go on, or another --out")
     try:
         trainer = Trainer(worlds, settings, traffic)
         if resume:
             trainer.load(checkpoint)
     except FileNotFoundError as error:
-        raise Wrong(f"{checkpoint}: nothing to go on from; leave --resume out") from error
+        raise WrongUsage(f"{checkpoint}: nothing to go on from; leave --resume out") from error
     except ValueError as error:
-        raise Wrong(str(error)) from error
-    with told_plainly(out), Bars() as bars:
+        raise WrongUsage(str(error)) from error
+    with simulation_errors_reported(out), Bars() as bars:
 
         def report(curve: Curve) -> None:
             bars.show("train", curve.episodes, settings.episodes, f"reward {curve.reward:.4f}")

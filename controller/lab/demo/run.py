@@ -19,8 +19,8 @@ from controller.client import Client, Connection, connected
 from controller.lab.demo.errors import DemoError
 from controller.lab.demo.processes import Processes, command_path
 from controller.lab.demo.questions import QUESTIONS, Question
-from controller.lab.demo.report import print_answers, print_summary
 from controller.lab.demo.results import Answer, BatchFigures, PolicyResult, to_json
+from controller.lab.demo.tables import print_answers, print_summary
 from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
 
 DEFAULT_POLICIES: Final = ("memetic", "round-robin", "least-loaded")

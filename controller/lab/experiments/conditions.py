@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from controller.lab.experiments.claims import paper_claims
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.contenders import (
     GREEDY,
     LEARNED,
@@ -18,10 +19,9 @@ from controller.lab.experiments.contenders import (
     trained,
 )
 from controller.lab.experiments.frontier import Bound, quality_bounds
-from controller.lab.experiments.origin import origin_of
-from controller.lab.experiments.parts import Part, Progress, run_parts
+from controller.lab.experiments.provenance import origin_of
+from controller.lab.experiments.run_pool import Part, Progress, run_parts
 from controller.lab.experiments.runs import Circumstances, Load, RunFigures, mean_figures
-from controller.lab.experiments.setting import Setting
 from controller.lab.experiments.statistics import Difference, paired_difference
 from controller.lab.simulator.churn import Churn
 from controller.lab.simulator.scenario import Scenario

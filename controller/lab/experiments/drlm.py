@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from controller.lab.experiments.claims import Target, targets_of
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.comparisons import Comparison, compared
 from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender
-from controller.lab.experiments.origin import origin_of
-from controller.lab.experiments.parts import Part, Progress, run_parts
+from controller.lab.experiments.provenance import origin_of
+from controller.lab.experiments.run_pool import Part, Progress, run_parts
 from controller.lab.experiments.runs import METRICS, Circumstances, Load, RunFigures
-from controller.lab.experiments.setting import Setting
-from controller.lab.experiments.trainings import Spread, spreads
+from controller.lab.experiments.training_spread import Spread, spreads
 from controller.lab.simulator.cluster import ClusterDescription
 from controller.lab.simulator.inputs import SimulationInputs
 from controller.lab.simulator.runner import DEFAULT_BUDGET, outages_of

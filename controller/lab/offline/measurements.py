@@ -88,7 +88,7 @@ class Measurement:
             was sent; for routed ones, of the whole run.
         prompt_tokens: by the model's own tokenizer, template included.
         completion_tokens: length of the answer.
-        cached_prompt_tokens: of the prompt, not read anew.
+        cached_prompt_tokens: of the prompt, not read again.
         finish_reason: "stop", or "length" when max_tokens or the context cut the answer off.
         window_seconds: from admission to the decision.
         network_seconds: transfer and relaying: what is left of measured_finish_seconds without

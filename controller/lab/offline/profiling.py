@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.lab.offline.asking import TargetGoneError, Teacher
+from controller.lab.offline.concurrency import together
 from controller.lab.offline.fleet_view import FleetView, Target
 from controller.lab.offline.journal import Entry, Journal, Plan, read_journal
 from controller.lab.offline.measurements import Measurement
+from controller.lab.offline.question_sender import TargetGoneError, Teacher
 from controller.lab.offline.questions import Question
 from controller.lab.offline.recording import Recorder
-from controller.lab.offline.together import together
 from controller.storage.digests import file_digest
 
 

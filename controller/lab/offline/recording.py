@@ -5,7 +5,11 @@ import time
 
 from controller.client import Client
 from controller.lab.offline.accounts import Asked, measurement
-from controller.lab.offline.asking import (
+from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.graders import grade
+from controller.lab.offline.journal import Entry, Failure, Journal
+from controller.lab.offline.measurements import Measurement
+from controller.lab.offline.question_sender import (
     Answered,
     Sending,
     Teacher,
@@ -13,10 +17,6 @@ from controller.lab.offline.asking import (
     ask_patiently,
     batch_size,
 )
-from controller.lab.offline.fleet_view import FleetView, Target
-from controller.lab.offline.graders import grade
-from controller.lab.offline.journal import Entry, Failure, Journal
-from controller.lab.offline.measurements import Measurement
 from controller.lab.offline.questions import Question
 
 

@@ -7,11 +7,11 @@ is sent when all have been answered.
 import random
 from collections.abc import Callable, Sequence
 
+from controller.lab.offline.concurrency import together
 from controller.lab.offline.fleet_view import FleetView
 from controller.lab.offline.journal import Entry
 from controller.lab.offline.questions import Question
 from controller.lab.offline.recording import Recorder
-from controller.lab.offline.together import together
 
 
 def batches_of(

@@ -685,7 +685,7 @@ class Trainer:
         other = sorted(name for name in now if name != "episodes" and now[name] != then.get(name))
         if other:
             raise ValueError(
-                f"{path}: was made with another {', '.join(other)}; give the same, or start anew "
+                f"{path}: was made with another {', '.join(other)}; give the same, or start again "
                 "in another folder"
             )
         self.network.load_state_dict(state["network"])

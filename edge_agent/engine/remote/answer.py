@@ -38,7 +38,7 @@ class AnswerStream:
 
     Attributes:
         max_tokens: asked for; shorter than the request's when the context would not hold it.
-        is_repeated: sent anew after a stale connection, which happens once.
+        is_repeated: sent again after a stale connection, which happens once.
         has_response: the server has answered with a status.
         prompt_tokens, completion_tokens: by the server's own count; None until it comes.
         pieces: of text or thought that came.

@@ -30,7 +30,7 @@ class OpenAiSettings:
         model: its name there; empty takes the only one there is.
         slots: answers asked for at once, at least 1.
         context_tokens: 0 takes what the server says, else DEFAULT_CONTEXT_TOKENS.
-        api_key_file: read anew for each request; goes before `api_key_env`.
+        api_key_file: read again for each request; goes before `api_key_env`.
         has_chat_template: False refuses chats.
         supports_raw_prompts: False refuses raw prompts.
         supports_response_format: False refuses requests whose answer must keep a format.

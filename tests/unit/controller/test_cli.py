@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from google.protobuf.json_format import ParseDict
 
 from controller.cli import main
-from controller.commands.asking import to_json
+from controller.commands.target import to_json
 from controller.lab.commands.bench import bench
 from controller.lab.commands.group import lab
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2

@@ -181,8 +181,8 @@ async def test_words_of_a_superseded_session_count_for_nothing(fleet: Fleet) -> 
     """Case L15: a late message of an older session never overwrites a newer state."""
     old = fleet.connect()
     new = fleet.connect()
-    assert fleet.heard == [("lost", PI, "the agent connected anew")]
-    assert old.closed_because == "the agent connected anew"
+    assert fleet.heard == [("lost", PI, "the agent connected again")]
+    assert old.closed_because == "the agent connected again"
     fleet.receive(old, health=HEALTH)
     fleet.receive(old, models=fleet_pb2.ModelReport())
     fleet.receive(old, sequence=1, completion=answer())

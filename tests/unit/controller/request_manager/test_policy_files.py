@@ -58,7 +58,7 @@ def test_a_torn_a_strange_or_an_absent_folder_is_refused(tmp_path: Path) -> None
         load_policy(folder)
     details = {**whole.details, "candidate_features": ["quality"]}
     save_artifact(folder, replace(whole, details=details))
-    with pytest.raises(ArtifactError, match="other features; train it anew"):
+    with pytest.raises(ArtifactError, match="other features; train it again"):
         load_policy(folder)
     save_artifact(folder, replace(whole, kind="drlm-predictors"))
     with pytest.raises(ArtifactError, match="holds 'drlm-predictors'"):

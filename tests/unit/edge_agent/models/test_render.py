@@ -18,14 +18,14 @@ from edge_agent.models.commands import (
     list_models,
 )
 from edge_agent.models.progress import PullProgress, PullStage
-from edge_agent.models.render import (
+from edge_agent.models.store import ModelStore
+from edge_agent.models.tables import (
     render_list,
     render_pulled,
     render_removed,
     render_verification,
     shown_progress,
 )
-from edge_agent.models.store import ModelStore
 
 
 def console_of(width: int = 80, *, terminal: bool = False) -> Console:

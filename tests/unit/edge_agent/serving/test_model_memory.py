@@ -1,4 +1,4 @@
-"""Models that share a node's memory: made room for, unloaded, pinned, measured anew."""
+"""Models that share a node's memory: made room for, unloaded, pinned, measured again."""
 
 import asyncio
 from collections.abc import AsyncIterator

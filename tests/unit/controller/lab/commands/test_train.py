@@ -52,7 +52,7 @@ def test_inputs_need_a_scenario_of_the_simulator(tmp_path: Path) -> None:
     options = ("--scenario", "drlm", "--inputs", str(wrong))
     code, output = run("ppo", "--out", str(tmp_path), *options)
     assert code == 2
-    assert "make it anew" in output
+    assert "make it again" in output
 
 
 def test_the_plain_policy_has_one_architecture(tmp_path: Path) -> None:

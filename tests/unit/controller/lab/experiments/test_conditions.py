@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.condition_report import condition_tables, write_condition_report
 from controller.lab.experiments.conditions import (
     NothingLearned,
@@ -20,7 +21,6 @@ from controller.lab.experiments.conditions import (
     weights_plan,
 )
 from controller.lab.experiments.runs import Load
-from controller.lab.experiments.setting import Setting
 from controller.lab.simulator.inputs import save_inputs, synthetic_inputs
 from controller.lab.simulator.scenario_file import read_scenario
 from controller.request_manager.policy_files import save_policy

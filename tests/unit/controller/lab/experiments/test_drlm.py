@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from controller.cli import main
 from controller.lab.experiments import learning
 from controller.lab.experiments.claims import targets_of
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.comparisons import COMPARED, Comparison
 from controller.lab.experiments.contenders import (
     ALL,
@@ -27,10 +28,9 @@ from controller.lab.experiments.contenders import (
     trained,
 )
 from controller.lab.experiments.drlm import Design, Results, run_experiment
+from controller.lab.experiments.drlm_report import write_report
 from controller.lab.experiments.figures import draw_figures
-from controller.lab.experiments.report import write_report
 from controller.lab.experiments.runs import METRICS, Load, workload_for
-from controller.lab.experiments.setting import Setting
 from controller.lab.experiments.statistics import Difference
 from controller.lab.simulator.inputs import save_inputs, scenario_of, synthetic_inputs
 from controller.lab.simulator.problems import ProblemSource
@@ -287,7 +287,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     wrong.mkdir()
     found = run("--quick", "--out", out, "--inputs", str(wrong))
     assert found.exit_code == 2
-    assert "make it anew" in found.output
+    assert "make it again" in found.output
     trace = tmp_path / "trace.csv"
     trace.write_text("when\n1\n")
     found = run("--quick", "--out", out, "--trace", str(trace), "--policy", "random")

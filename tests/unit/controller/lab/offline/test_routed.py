@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from controller.domain.request import ChatMessage
+from controller.lab.offline.concurrency import together
 from controller.lab.offline.graders import Grader, Key
 from controller.lab.offline.questions import Question
 from controller.lab.offline.routed import batches_of
-from controller.lab.offline.together import together
 
 QUESTIONS = [
     Question("w", str(n), "c", (ChatMessage("user", "x"),), Key(Grader.NONE)) for n in range(5)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from controller.lab.experiments.comparison_setting import Setting, settle
 from controller.lab.experiments.contenders import (
     LEARNED_POLICIES,
     SUBJECTS,
@@ -13,11 +14,10 @@ from controller.lab.experiments.contenders import (
     training_folder,
 )
 from controller.lab.experiments.drlm import Design, Results, run_experiment
+from controller.lab.experiments.drlm_report import write_report
 from controller.lab.experiments.figures import draw_figures
 from controller.lab.experiments.learning import train_policies
-from controller.lab.experiments.parts import FOLDER, ExperimentError
-from controller.lab.experiments.report import write_report
-from controller.lab.experiments.setting import Setting, settle
+from controller.lab.experiments.run_pool import FOLDER, ExperimentError
 from controller.lab.simulator.inputs import inputs_digest
 
 Progress = Callable[[str, int, int, str], None]

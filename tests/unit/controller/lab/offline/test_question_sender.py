@@ -7,7 +7,9 @@ import pytest
 
 from controller.client import Client
 from controller.domain.request import ChatMessage
-from controller.lab.offline.asking import (
+from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.graders import Grader, Key
+from controller.lab.offline.question_sender import (
     MAX_ATTEMPTS,
     Answered,
     Sending,
@@ -17,8 +19,6 @@ from controller.lab.offline.asking import (
     ask_patiently,
     request_for,
 )
-from controller.lab.offline.fleet_view import FleetView, Target
-from controller.lab.offline.graders import Grader, Key
 from controller.lab.offline.questions import Question
 from pointsman.v1 import fleet_pb2, router_pb2, types_pb2
 
@@ -35,7 +35,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.lab.offline.asking._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("controller.lab.offline.question_sender._PAUSE_SECONDS", 0.0)
 
 
 def question(max_tokens: int | None = None) -> Question:

@@ -13,7 +13,7 @@ from controller.lab.experiments.drlm import Results, Row
 from controller.lab.experiments.runs import METRICS
 from controller.lab.experiments.statistics import Difference
 from controller.lab.experiments.text_files import without_nan, write_texts
-from controller.lab.experiments.trainings import Spread
+from controller.lab.experiments.training_spread import Spread
 
 _UNITS = {
     "reward": "reward",

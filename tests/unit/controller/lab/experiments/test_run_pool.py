@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.lab.experiments import parts as module
+from controller.lab.experiments import run_pool as module
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.contenders import PAPER, Contender
-from controller.lab.experiments.parts import Part, run_parts
+from controller.lab.experiments.run_pool import Part, run_parts
 from controller.lab.experiments.runs import Circumstances, Load, RunFigures
-from controller.lab.experiments.setting import Setting
 from controller.lab.simulator.inputs import save_inputs, synthetic_inputs
 from controller.lab.simulator.scenario_file import read_scenario
 

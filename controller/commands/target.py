@@ -30,7 +30,7 @@ class CommandFailedError(click.ClickException):
     exit_code = 1
 
 
-class Wrong(click.ClickException):
+class WrongUsage(click.ClickException):
     """Wrong usage, exit code 2."""
 
     exit_code = 2
@@ -143,12 +143,12 @@ def _fail(error: grpc.aio.AioRpcError) -> NoReturn:
     wrong = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
     text = error.details() or error.code().name
     if error.code() in wrong:
-        raise Wrong(text) from error
+        raise WrongUsage(text) from error
     raise CommandFailedError(f"{error.code().name.lower()}: {text}") from error
 
 
 @contextlib.contextmanager
-def strangers_to_stderr() -> Iterator[None]:
+def library_output_to_stderr() -> Iterator[None]:
     """What libraries print meanwhile, also from C, goes to standard error.
 
     HiGHS prints a line of its own in a rare case, whatever it is told, and what a program reads
@@ -193,5 +193,7 @@ def parse_weights(text: str) -> types_pb2.ObjectiveWeights:
     try:
         quality, cost, energy, time = (float(part) for part in text.split(","))
     except ValueError as error:
-        raise Wrong(f"--weights: four numbers quality,cost,energy,time, not {text!r}") from error
+        raise WrongUsage(
+            f"--weights: four numbers quality,cost,energy,time, not {text!r}"
+        ) from error
     return types_pb2.ObjectiveWeights(quality=quality, cost=cost, energy=energy, time=time)

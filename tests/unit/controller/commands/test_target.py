@@ -3,9 +3,9 @@ import sys
 
 CODE = """
 import ctypes
-from controller.commands.asking import strangers_to_stderr
+from controller.commands.target import library_output_to_stderr
 c = ctypes.CDLL(None)
-with strangers_to_stderr():
+with library_output_to_stderr():
     c.puts(b"a line of a library")
     print("another", flush=True)
 print("{}")

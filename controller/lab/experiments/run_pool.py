@@ -19,9 +19,9 @@ import controller.lab.simulator
 import controller.routing
 from controller import __version__
 from controller.lab.experiments import contenders, runs
+from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender
 from controller.lab.experiments.runs import Circumstances, Load, RunFigures, run_once
-from controller.lab.experiments.setting import Setting
 from controller.lab.simulator.inputs import inputs_digest
 from controller.lab.simulator.scenario import Scenario
 from controller.request_manager.policy_files import load_policy
