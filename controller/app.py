@@ -16,6 +16,7 @@ from controller.api.grpc_server import GrpcServer
 from controller.api.grpc_servicer import AdminServicer, RouterServicer
 from controller.api.service import RouterService
 from controller.config import Settings, SettingsError
+from controller.fleet.node_metrics import register_node_metrics
 from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
 from controller.fleet.state_keeper import StateKeeper
@@ -33,10 +34,16 @@ from controller.request_manager.manager import RequestManager
 from controller.request_manager.policy_files import policies_in
 from controller.security.tls import ServerCertificate, server_certificate
 from controller.storage.artifacts import ArtifactError
-from controller.storage.base import ControllerStore, Retention, StorageError
+from controller.storage.base import (
+    ControllerStore,
+    Retention,
+    StorageError,
+    register_store_metrics,
+)
 from controller.storage.memory import MemoryStore
 from controller.storage.sqlite import SqliteStore
 from controller.telemetry.loop_lag import LoopLag
+from controller.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -59,6 +66,18 @@ class Listening:
     ca_file: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a controller is made of, but for its doors."""
+
+    sessions: FleetSessions
+    keeper: StateKeeper
+    manager: RequestManager
+    loop_lag: LoopLag
+    service: RouterService
+    metrics: Metrics
+
+
 async def serve(
     settings: Settings, stop: asyncio.Event, on_ready: Callable[[Listening], None]
 ) -> None:
@@ -78,22 +97,13 @@ async def serve(
         await _serve(settings, certificate, decider, learner, store, stop, on_ready)
 
 
-async def _serve(
-    settings: Settings,
-    certificate: ServerCertificate | None,
-    decider: Decider,
-    learner: Learner,
-    store: ControllerStore,
-    stop: asyncio.Event,
-    on_ready: Callable[[Listening], None],
-) -> None:
+def compose(
+    settings: Settings, decider: Decider, learner: Learner, store: ControllerStore
+) -> Parts:
+    """The parts of a controller, each with its metrics registered; nothing runs yet."""
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
     sessions = FleetSessions(settings.fleet, profiler, settings.orders)
     keeper = StateKeeper(store, profiler, sessions)
-    try:
-        await keeper.restore()
-    except StorageError as error:
-        raise SettingsError(str(error)) from error
     manager = RequestManager(
         settings.batching,
         settings.limits,
@@ -108,13 +118,35 @@ async def _serve(
     sessions.on_completion = manager.on_completion
     sessions.on_lost = manager.on_node_lost
     loop_lag = LoopLag()
-    service = RouterService(
-        settings.limits, profiler, decider, manager, sessions, learner, store, loop_lag
-    )
+    metrics = Metrics()
+    manager.register_metrics(metrics)
+    decider.register_metrics(metrics)
+    learner.register_metrics(metrics)
+    loop_lag.register_metrics(metrics)
+    register_node_metrics(metrics, profiler)
+    register_store_metrics(metrics, store)
+    service = RouterService(settings.limits, profiler, decider, manager, sessions, learner, store)
+    return Parts(sessions, keeper, manager, loop_lag, service, metrics)
 
+
+async def _serve(
+    settings: Settings,
+    certificate: ServerCertificate | None,
+    decider: Decider,
+    learner: Learner,
+    store: ControllerStore,
+    stop: asyncio.Event,
+    on_ready: Callable[[Listening], None],
+) -> None:
+    parts = compose(settings, decider, learner, store)
+    sessions, keeper, manager = parts.sessions, parts.keeper, parts.manager
+    try:
+        await keeper.restore()
+    except StorageError as error:
+        raise SettingsError(str(error)) from error
     server = GrpcServer(
-        RouterServicer(service),
-        AdminServicer(service, settings.batching),
+        RouterServicer(parts.service),
+        AdminServicer(parts.service, settings.batching),
         FleetServicer(sessions),
     )
     host, _, _ = settings.server.listen.rpartition(":")
@@ -135,11 +167,11 @@ async def _serve(
             tasks.start_soon(sessions.probe_paths, name="path-probes")
             tasks.start_soon(learner.run, name="learner")
             tasks.start_soon(keeper.run, name="state-keeper")
-            tasks.start_soon(loop_lag.run, name="loop-lag")
+            tasks.start_soon(parts.loop_lag.run, name="loop-lag")
             if settings.server.http_listen:
                 http_host, _, http_port = settings.server.http_listen.rpartition(":")
                 http_address = await tasks.start(
-                    _http, service, settings, http_host, int(http_port), certificate, http_stop
+                    _http, parts, settings, http_host, int(http_port), certificate, http_stop
                 )
             on_ready(
                 Listening(
@@ -262,7 +294,7 @@ async def _fitted(settings: Settings, predictor: QualityPredictor | None) -> Fit
 
 
 async def _http(
-    service: RouterService,
+    parts: Parts,
     settings: Settings,
     host: str,
     port: int,
@@ -273,7 +305,7 @@ async def _http(
 ) -> None:
     scheme = "http" if certificate is None else "https"
     await serve_http(
-        build_app(service),
+        build_app(parts.service, parts.metrics),
         host.strip("[]"),  # of an IPv6 address
         port,
         stop,

@@ -11,12 +11,12 @@ import structlog
 
 from controller.api.validation import check_request
 from controller.config import LimitSettings
-from controller.domain.batch import BatchDecision, DecisionTotals, Placement, Weights
+from controller.domain.batch import BatchDecision, Placement, Weights
 from controller.domain.cluster import NodeState
 from controller.domain.node_report import ReportedModel
 from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
 from controller.domain.request import InferenceRequest
-from controller.domain.request_record import Account, RequestRecord, RequestState
+from controller.domain.request_record import Account, RequestRecord
 from controller.errors import (
     InvalidRequestError,
     NodeBusyError,
@@ -36,8 +36,7 @@ from controller.request_manager.decider import Decider, PolicyChoice
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.refusals import unknown_model_error
 from controller.routing.policy import FallbackCause
-from controller.storage.base import ControllerStore, StorageError, StoreState
-from controller.telemetry.loop_lag import LoopLag
+from controller.storage.base import ControllerStore, StorageError
 
 log = structlog.get_logger()
 
@@ -82,36 +81,6 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What an operator watches; counts are since this controller started.
-
-    Attributes:
-        running_requests: that have not ended, the waiting ones included.
-        decisions: live batches, by the policy that decided them.
-        fallbacks: requests that another policy decided than the one in force, by the latter and
-            the cause.
-        events: of agents and dispatches that the profiler took in, by kind.
-        learning_waiting, learning_dropped: outcomes that the quality store has yet to take in, and
-            those that found no room to wait.
-        profiled_prompts: None without an embedding model.
-        loop_lag: of the event loop that serves.
-    """
-
-    nodes: tuple[NodeView, ...]
-    waiting_requests: int
-    running_requests: int
-    ended_requests: Mapping[RequestState, int]
-    decisions: Mapping[str, DecisionTotals]
-    fallbacks: Mapping[tuple[str, FallbackCause], int]
-    events: Mapping[str, int]
-    storage: StoreState
-    learning_waiting: int
-    learning_dropped: int
-    profiled_prompts: int | None
-    loop_lag: LoopLag
-
-
-@dataclass(frozen=True, slots=True)
 class Calibrating:
     """How a node's measurement goes; `models` come with its last update."""
 
@@ -132,7 +101,6 @@ class RouterService:
         sessions: FleetSessions,
         learner: Learner,
         store: ControllerStore,
-        loop_lag: LoopLag,
     ) -> None:
         self._limits = limits
         self._profiler = profiler
@@ -141,7 +109,6 @@ class RouterService:
         self._sessions = sessions
         self._learner = learner
         self._store = store
-        self._loop_lag = loop_lag
 
     # -- clients ----------------------------------------------------------------------------------
 
@@ -385,23 +352,6 @@ class RouterService:
     def policy_fallbacks(self) -> Mapping[tuple[str, FallbackCause], int]:
         """Requests that another policy decided, by the policy in force and the cause."""
         return self._decider.fallbacks
-
-    def figures(self) -> Figures:
-        """Everything that is counted, as it stands now."""
-        return Figures(
-            tuple(self.nodes()),
-            self._manager.waiting_requests,
-            len(self._manager.records.running),
-            self._manager.records.ended,
-            self._manager.decisions,
-            self.policy_fallbacks,
-            self._profiler.events,
-            self._store.state,
-            self._learner.waiting,
-            self._learner.dropped,
-            self._learner.profiled_prompts,
-            self._loop_lag,
-        )
 
     def set_policy(
         self, policy: str | None, weights: Weights | None, normalisation: str | None

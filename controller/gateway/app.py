@@ -16,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from controller.api.metrics import CONTENT_TYPE, ControllerMetrics, TellsFigures
 from controller.api.service import ServedModel
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import Account
@@ -38,6 +37,7 @@ from controller.gateway.openai import (
 from controller.ids import RequestId, new_request_id
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.stream import RoutedTo, Text
+from controller.telemetry.metrics import CONTENT_TYPE, Metrics
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ Item = InferEvent | HttpFailure
 """What the service says of one request; an Account or a failure is the last."""
 
 
-class Router(TellsFigures, Protocol):
+class Router(Protocol):
     """What this door needs of `RouterService`."""
 
     def infer(self, request: InferenceRequest) -> AsyncGenerator[InferEvent, None]:
@@ -80,8 +80,11 @@ class GatewayLimits:
     write_seconds: float = 60.0
 
 
-def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
-    """The HTTP application over a router."""
+def build_app(
+    router: Router, metrics: Metrics | None = None, limits: GatewayLimits | None = None
+) -> Starlette:
+    """The HTTP application over a router; without `metrics` its page of metrics is empty."""
+    registered = metrics or Metrics()
     created = int(time.time())
 
     async def list_models(request: Request) -> Response:
@@ -106,10 +109,8 @@ def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
             {"status": "ready" if models else "no model", "models": models}, 200 if models else 503
         )
 
-    counted = ControllerMetrics(router)
-
-    async def metrics(request: Request) -> Response:
-        return Response(counted.text(), headers={"content-type": CONTENT_TYPE})
+    async def scrape(request: Request) -> Response:
+        return Response(registered.text(), headers={"content-type": CONTENT_TYPE})
 
     return Starlette(
         routes=[
@@ -122,7 +123,7 @@ def build_app(router: Router, limits: GatewayLimits | None = None) -> Starlette:
             Route("/v1/models/{name:path}", get_model),
             Route("/healthz", live),
             Route("/readyz", ready),
-            Route("/metrics", metrics),
+            Route("/metrics", scrape),
         ],
         exception_handlers={
             HTTPException: _on_http_exception,

@@ -12,6 +12,7 @@ from controller.errors import InvalidRequestError, QueueFullError
 from controller.memory import release_freed_memory
 from controller.quality.files import QualityFilesError
 from controller.quality.predictor import Outcome, QualityPredictor, destination_key
+from controller.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -45,6 +46,24 @@ class Learner:
         self._arrived = asyncio.Event()
         self._is_dropping = False
         self.dropped = 0
+
+    def register_metrics(self, metrics: Metrics) -> None:
+        """Register what waits, what was dropped and what is known."""
+        metrics.gauge(
+            "learning_waiting",
+            "Outcomes that the quality store has not taken in yet.",
+            lambda: self.waiting,
+        )
+        metrics.counter(
+            "learning_dropped_outcomes",
+            "Outcomes dropped because too many were waiting.",
+            lambda: self.dropped,
+        )
+        metrics.gauge(
+            "profiled_prompts",
+            "Prompts in the quality store. No sample: there is no embedding model.",
+            lambda: self.profiled_prompts,
+        )
 
     @property
     def waiting(self) -> int:

@@ -44,6 +44,7 @@ from controller.routing.policies import (
 from controller.routing.policy import UNASSIGNED, Budget, FallbackCause, RoutingPolicy
 from controller.routing.ppo.artifact import FindArtifact, no_artifact
 from controller.routing.problem import Normalisation, RoutingProblem
+from controller.telemetry.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -120,6 +121,18 @@ class Decider:
         self._policy = self._policy_named(settings.policy)
         self._choice = PolicyChoice(
             self._policy.name, Weights.scaled(*settings.weights), settings.normalisation
+        )
+
+    def register_metrics(self, metrics: Metrics) -> None:
+        """Register the count of fallbacks."""
+        metrics.counter(
+            "policy_fallback_requests",
+            "Requests that the chosen policy (`policy`) could not decide and a fallback "
+            "decided, by `cause`.",
+            lambda: {
+                (policy, cause.value): count for (policy, cause), count in self.fallbacks.items()
+            },
+            ("policy", "cause"),
         )
 
     @property

@@ -50,6 +50,7 @@ from controller.request_manager.inflight import (
 from controller.request_manager.refusals import refusal_error
 from controller.request_manager.stream import AnswerStream, Done, RoutedTo, Text
 from controller.request_manager.window import FleetLoad, Window, WindowLimits, closes_at
+from controller.telemetry.metrics import Metrics, Summed
 
 log = structlog.get_logger()
 
@@ -114,6 +115,44 @@ class RequestManager:
     def waiting_requests(self) -> int:
         """Requests that no window has closed on yet."""
         return len(self._waiting)
+
+    def register_metrics(self, metrics: Metrics) -> None:
+        """Register the metrics of requests and batches."""
+        metrics.gauge(
+            "waiting_requests",
+            "Requests waiting for their window to close.",
+            lambda: self.waiting_requests,
+        )
+        metrics.gauge(
+            "running_requests",
+            "Requests that have not ended, the waiting ones included.",
+            lambda: len(self._records.running),
+        )
+        metrics.counter(
+            "ended_requests",
+            "Requests that have ended, by outcome: completed, cancelled or failed.",
+            lambda: {
+                (state.value,): self._records.ended[state]
+                for state in RequestState
+                if state.is_final
+            },
+            ("outcome",),
+        )
+        metrics.summary(
+            "decision_seconds",
+            "Time from the closed window to the decision of its batch, by the policy that decided.",
+            lambda: {
+                (policy,): Summed(totals.batches, totals.seconds)
+                for policy, totals in self.decisions.items()
+            },
+            ("policy",),
+        )
+        metrics.counter(
+            "decided_requests",
+            "Requests in decided batches, by the policy that decided.",
+            lambda: {(policy,): totals.requests for policy, totals in self.decisions.items()},
+            ("policy",),
+        )
 
     # -- clients ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
 from controller.domain.request_record import Account, RequestRecord
 from controller.ids import NodeId, RequestId
+from controller.telemetry.metrics import Metrics
 
 
 class StorageError(Exception):
@@ -195,6 +196,23 @@ class ControllerStore(Protocol):
     def close(self, seconds: float) -> bool:
         """Keep what waits, for at most this long, and end; False when something is lost."""
         ...
+
+
+def register_store_metrics(metrics: Metrics, store: ControllerStore) -> None:
+    """Register how the keeping goes."""
+    metrics.gauge(
+        "storage_waiting", "Values not yet written to the database.", lambda: store.state.waiting
+    )
+    metrics.gauge(
+        "storage_is_failing",
+        "1 while the database cannot be written.",
+        lambda: bool(store.state.issue),
+    )
+    metrics.counter(
+        "storage_lost_requests",
+        "Finished requests dropped because they could not be written.",
+        lambda: store.state.lost,
+    )
 
 
 @dataclass(slots=True)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from controller.telemetry.metrics import Buckets, Metrics
+
 STEP_SECONDS: Final = 0.1
 
 BOUNDS_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, math.inf)
@@ -27,6 +29,15 @@ class LoopLag:
     def counts(self) -> Sequence[int]:
         """Wakings in each bucket, beyond the bound of the one before it."""
         return tuple(self._counts)
+
+    def register_metrics(self, metrics: Metrics) -> None:
+        """Register the histogram."""
+        metrics.histogram(
+            "event_loop_lag_seconds",
+            "Delay of the controller's event loop, measured ten times a second. While it is late, "
+            "nothing is answered.",
+            lambda: Buckets(BOUNDS_SECONDS, self._counts, self.total_seconds),
+        )
 
     def observe(self, seconds: float) -> None:
         """The loop woke up so late."""

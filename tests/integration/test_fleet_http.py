@@ -6,9 +6,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from edge_agent.config import ModelSettings
 from tests.fakes.fleet import RunningFleet, running_fleet
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.txt"
 
 
 def client_of(fleet: RunningFleet) -> openai.AsyncOpenAI:
@@ -52,8 +55,24 @@ def test_openai_client_gets_whole_and_streamed_answers(tmp_path: Path) -> None:
                 assert line in answer.text.splitlines()
             assert "pointsman_event_loop_lag_seconds_count 0.0" not in answer.text.splitlines()
             assert "pointsman_event_loop_lag_seconds_count " in answer.text
+            check_names_and_labels(answer.text)
 
     asyncio.run(scenario())
+
+
+def check_names_and_labels(scrape: str) -> None:
+    """Every metric that dashboards know is there, with its type and, of its samples, its labels."""
+    golden = {}
+    for line in GOLDEN.read_text(encoding="utf-8").splitlines():
+        name, kind, *labels = line.split()
+        golden[name] = kind, set(labels[0].split(",") if labels else ())
+    found = {}
+    for family in text_string_to_metric_families(scrape):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = family.type, golden.get(name, ("", set()))[1]
+        for sample in family.samples:  # of what is unknown on this machine there is none
+            found[name] = family.type, sample.labels.keys() - {"le"}
+    assert found == golden
 
 
 def test_openai_client_sees_each_refusal_as_its_own_error(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from controller.api.service import Figures, RouterService, ServedModel
+from controller.api.service import RouterService, ServedModel
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, InferenceRequest
 from controller.domain.request_record import Account
@@ -37,8 +37,7 @@ from controller.gateway.server import ListenError, serve_http
 from controller.ids import BatchId, ModelName, NodeId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.stream import RoutedTo, Text
-from controller.routing.policy import FallbackCause
-from tests.fakes.figures import figures_of
+from controller.telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.anyio
 
@@ -104,9 +103,6 @@ class ScriptedRouter:
         finally:
             self.closed.set()
 
-    def figures(self) -> Figures:
-        return figures_of(fallbacks={("ppo", FallbackCause.OUT_OF_RANGE): 3})
-
     def models(self) -> list[ServedModel]:
         return [
             ServedModel(ModelName(name), "family", 0.1, "Q8_0", 2048, (NodeId("pi"),))
@@ -155,13 +151,16 @@ async def connect(port: int, **fields: object) -> tuple[asyncio.StreamReader, as
 
 @contextlib.asynccontextmanager
 async def door(
-    router: Router, limits: GatewayLimits | None = None, grace_seconds: float = 5
+    router: Router,
+    limits: GatewayLimits | None = None,
+    grace_seconds: float = 5,
+    metrics: Metrics | None = None,
 ) -> AsyncIterator[Door]:
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     server = asyncio.create_task(
         serve_http(
-            build_app(router, limits),
+            build_app(router, metrics, limits),
             "127.0.0.1",
             0,
             stop,
@@ -279,7 +278,10 @@ async def test_door_is_live_without_models_but_not_ready() -> None:
 
 
 async def test_prometheus_reads_how_many_requests_fell_back_and_why() -> None:
-    async with door(ScriptedRouter()) as opened:
+    metrics = Metrics()
+    counts = {("ppo", "out_of_range"): 3}
+    metrics.counter("policy_fallback_requests", "Fallbacks.", lambda: counts, ("policy", "cause"))
+    async with door(ScriptedRouter(), metrics=metrics) as opened:
         answer = await opened.http.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     name = "pointsman_policy_fallback_requests_total"
