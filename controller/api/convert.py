@@ -23,6 +23,7 @@ from controller.fleet.convert import (
     usage_to_proto,
 )
 from controller.ids import ModelName, NodeId, RequestId, new_request_id
+from controller.request_manager.refusals import refusal_text
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
 
@@ -146,7 +147,7 @@ def _candidate_to_proto(candidate: Candidate) -> router_pb2.Candidate:
         latency_seconds=candidate.latency_seconds,
         network_seconds=candidate.network_seconds,
         finish_seconds=candidate.finish_seconds,
-        refusal=candidate.refusal or "",
+        refusal=refusal_text(candidate),
         quality_source=candidate.quality_source,
         latency_source=candidate.latency_source,
         quality_count=candidate.quality_count,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 
 
@@ -36,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One destination seen from one request; `refusal` says why it cannot take it.
+    """One destination seen from one request; `refusals` say why it cannot take it.
 
     `prefill_seconds` is the part of `work_seconds` that reads the prompt, of which
     `predicted_prompt_tokens` are not held from an earlier turn. `latency_source` says where
@@ -55,17 +56,24 @@ class Candidate:
     network_seconds: float
     predicted_output_tokens: float
     finish_seconds: float | None = None
-    refusal: str | None = None
+    refusals: tuple[Refusal, ...] = ()
     predicted_prompt_tokens: float = 0.0
     prefill_seconds: float = 0.0
     latency_source: str = ""
     quality_count: int = 0
+
+    @property
+    def refused_by(self) -> frozenset[RefusalReason]:
+        """Every reason why it does not take the request; empty when it could."""
+        return frozenset(refusal.reason for refusal in self.refusals)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where one request goes; `chosen` is None when every destination refused.
 
+    `others` are the destinations beside it, as many as an explanation names: those that could take
+    the request first, by quality. When none can, those come first that nearly could.
     `query_class` is what the classifier says of the prompt; empty without one.
     """
 

@@ -23,6 +23,7 @@ import structlog
 from controller.config import RoutingSettings
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.cluster import ClusterSnapshot
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import BatchId, NodeId
@@ -410,8 +411,12 @@ def _describe(
     placements = []
     for r, request in enumerate(requests):
         destination = int(chosen.assignment[r])
-        # Feasible ones first, best first, without making the thousands that nobody will read.
-        order = np.lexsort((-problem.quality[r], ~problem.feasible[r]))
+        # The first that an explanation needs, without making the thousands that nobody will read.
+        order = (
+            formulated.batch.refusals.nearest_first(r)
+            if destination == UNASSIGNED
+            else np.lexsort((-problem.quality[r], ~problem.feasible[r]))
+        )
         others = [
             _candidate(formulated, r, int(d)) for d in order[: MAX_OTHERS + 1] if d != destination
         ][:MAX_OTHERS]
@@ -435,9 +440,8 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
     batch, estimates = formulated.batch, formulated.estimates
     problem, destination = batch.problem, batch.snapshot.destinations[d]
     refusals = batch.refusals.refusals_of(r, d)
-    refusal = "; ".join(refusal.detail for refusal in refusals) or None
-    if refusal is None and not problem.feasible[r, d]:
-        refusal = "has failed this request before"
+    if not refusals and not problem.feasible[r, d]:
+        refusals = (Refusal(RefusalReason.FAILED_BEFORE),)
     return Candidate(
         node_id=destination.node_id,
         model=destination.model,
@@ -451,7 +455,7 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         predicted_output_tokens=float(batch.output_tokens[r, d]),
         predicted_prompt_tokens=float(batch.read_tokens[r, d]),
         prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
-        refusal=refusal,
+        refusals=refusals,
         latency_source=estimates.latency_source(r, d),
         quality_count=estimates.quality_count(r, d, destination.quality_count),
     )

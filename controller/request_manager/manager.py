@@ -14,7 +14,6 @@ import structlog
 
 from controller.config import BatchingSettings, LimitSettings
 from controller.domain.batch import BatchDecision, DecisionTotals, Placement
-from controller.domain.cluster import ClusterSnapshot
 from controller.domain.completion import Completion, FailureKind, FinishReason
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import (
@@ -34,7 +33,7 @@ from controller.errors import (
     RouterError,
     ShuttingDownError,
 )
-from controller.ids import NodeId, RequestId
+from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import Dispatched, Ended, TokensStreamed
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import Decider
@@ -383,8 +382,13 @@ class RequestManager:
                     record, GenerationFailedError("Dispatching failed inside the controller.")
                 )
 
-    def _snapshot(self) -> ClusterSnapshot:
-        return self._profiler.snapshot(time.monotonic())
+    def _served_models(self) -> set[ModelName]:
+        return {
+            model.name
+            for node in self._profiler.nodes.values()
+            for model in node.models
+            if node.is_routable(model)
+        }
 
     def _dispatch(
         self, record: RequestRecord, decision: BatchDecision, placement: Placement, closed_at: float
@@ -396,7 +400,7 @@ class RequestManager:
         record.closed_at = closed_at
         chosen = placement.chosen
         if chosen is None:
-            self._fail(record, refusal_error(request, placement, self._snapshot()))
+            self._fail(record, refusal_error(request, placement, self._served_models()))
             return
         record.attempts += 1
         now = time.monotonic()

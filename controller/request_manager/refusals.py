@@ -1,11 +1,10 @@
-"""The error a client gets when no destination takes its request, with what refused each."""
+"""What clients read when destinations refuse a request."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-import numpy as np
-
-from controller.domain.batch import Placement
-from controller.domain.cluster import ClusterSnapshot, Destination
+from controller.domain.batch import Candidate, Placement
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import InferenceRequest
 from controller.errors import (
     ConstraintsError,
@@ -15,38 +14,63 @@ from controller.errors import (
     UnknownModelError,
 )
 from controller.ids import ModelName
-from controller.routing.answer_tokens import expected_answer_tokens
-from controller.routing.formulation import TEMPLATE_TOKENS_PER_MESSAGE
+
+_SENTENCES: Final[Mapping[RefusalReason, str]] = {
+    RefusalReason.NODE_UNAVAILABLE: "{0}",
+    RefusalReason.OTHER_MODEL: "serves {0}, not {1}",
+    RefusalReason.CONTEXT_TOO_SMALL: (
+        "about {0:.0f} prompt and {1:.0f} answer tokens exceed the context of {2:.0f}"
+    ),
+    RefusalReason.NO_CHAT_TEMPLATE: "the model has no chat template; send a raw prompt",
+    RefusalReason.QUALITY_TOO_LOW: "predicted quality {0:.3f} is below {1}",
+    RefusalReason.DEADLINE_TOO_SOON: "would finish after {0:.3g} s, later than {1:g} s",
+    RefusalReason.PRICE_TOO_HIGH: "costs about {0:.3g} USD, above {1:g}",
+    RefusalReason.NOT_ON_EDGE: "the node is in the cloud; the request must stay on the edge",
+    RefusalReason.NO_RAW_PROMPTS: "the model takes no raw prompts; send a chat",
+    RefusalReason.NO_RESPONSE_FORMAT: "the model's engine cannot keep a response format",
+    RefusalReason.OTHER_NODE: "is not on {0}, the only node that was allowed",
+    RefusalReason.FAILED_BEFORE: "has failed this request before",
+    RefusalReason.AS_KEPT: "{0}",
+}
+
+
+def refusal_sentence(refusal: Refusal) -> str:
+    """One reason in words, with its figures."""
+    return _SENTENCES[refusal.reason].format(*refusal.figures)
+
+
+def refusal_text(candidate: Candidate) -> str:
+    """Every reason in words; empty when the destination could take the request."""
+    return "; ".join(refusal_sentence(refusal) for refusal in candidate.refusals)
 
 
 def refusal_error(
-    request: InferenceRequest, placement: Placement, snapshot: ClusterSnapshot
+    request: InferenceRequest, placement: Placement, served: Iterable[ModelName]
 ) -> RouterError:
-    """Say what a client can do about it.
+    """The error of a request that no destination takes, by the reasons that its decision had.
 
-    In order of what helps most: a model nobody serves, a fleet with nobody in it, a prompt too long
-    for every context, limits of the request's own, and nodes that are only busy or away.
+    In order of what helps most: a model nobody serves, nodes that are only busy or away, a prompt
+    too long for every context, and limits of the request's own.
+
+    Args:
+        request: whose decision it was.
+        placement: without a chosen destination.
+        served: models of the fleet, to choose from.
     """
-    if not snapshot.destinations:
-        return NoDestinationError("No node with a loaded model is connected; start an agent.")
-    candidates = [d for d in snapshot.destinations if request.model in (None, d.model)]
-    if not candidates:
-        return unknown_model_error(request.model, (d.model for d in snapshot.destinations))
-    details = "; ".join(
-        f"{other.node_id}/{other.model}: {other.refusal}"
-        for other in placement.others
-        if request.model in (None, other.model)
-    )
-    away = {node.node_id for node in snapshot.nodes if node.refusal is not None}
-    present = [d for d in candidates if d.node_id not in away]
+    candidates = [c for c in placement.others if RefusalReason.OTHER_MODEL not in c.refused_by]
+    if placement.others and not candidates:
+        return unknown_model_error(request.model, served)
+    details = "; ".join(f"{c.node_id}/{c.model}: {refusal_text(c)}" for c in candidates)
+    present = [c for c in candidates if RefusalReason.NODE_UNAVAILABLE not in c.refused_by]
     if not present:
         return NoDestinationError(f"No node can take this request now ({details}).")
-    if not any(_fits(request, destination) for destination in present):
-        longest = max(present, key=lambda destination: destination.context_tokens)
-        prompt, answer = _estimated_tokens(request, longest)
+    if all(RefusalReason.CONTEXT_TOO_SMALL in c.refused_by for c in present):
+        prompt, answer, context = max(
+            (_context_figures(candidate) for candidate in present), key=lambda figures: figures[2]
+        )
         return ContextExceededError(
             f"About {prompt:.0f} prompt and {answer:.0f} answer tokens fit in no context here (at "
-            f"most {longest.context_tokens} tokens); shorten the prompt or lower max_tokens."
+            f"most {context:.0f} tokens); shorten the prompt or lower max_tokens."
         )
     return ConstraintsError(f"Every destination was refused: {details}.")
 
@@ -57,13 +81,8 @@ def unknown_model_error(model: str | None, served: Iterable[ModelName]) -> Unkno
     return UnknownModelError(f"No node serves model {model!r}. Served now: {names}.")
 
 
-def _fits(request: InferenceRequest, destination: Destination) -> bool:
-    return sum(_estimated_tokens(request, destination)) <= destination.context_tokens
-
-
-def _estimated_tokens(request: InferenceRequest, destination: Destination) -> tuple[float, float]:
-    """Tokens of prompt and answer, by the same estimate that routing uses."""
-    turns = 0 if isinstance(request.prompt, str) else len(request.prompt)
-    prompt = len(request.text) / destination.characters_per_token
-    answer = expected_answer_tokens(np.array(float(request.sampling.max_tokens)))
-    return max(1.0, prompt + TEMPLATE_TOKENS_PER_MESSAGE * turns), float(answer)
+def _context_figures(candidate: Candidate) -> tuple[float, float, float]:
+    """Tokens of prompt, answer and context, where the context is too small."""
+    (refusal,) = (r for r in candidate.refusals if r.reason is RefusalReason.CONTEXT_TOO_SMALL)
+    prompt, answer, context = (float(figure) for figure in refusal.figures)
+    return prompt, answer, context

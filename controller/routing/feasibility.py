@@ -3,7 +3,6 @@
 A constraint is never weighed against the objective: it takes the pair away.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,42 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.domain.cluster import ClusterSnapshot, Destination, Node, NodeKind, NodeState
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import InferenceRequest
-from controller.ids import ModelName, NodeId
+from controller.ids import ModelName
 from controller.routing.fleet_columns import FleetColumns
-from controller.routing.problem import BoolArray, FloatArray
+from controller.routing.problem import BoolArray, FloatArray, IntArray
 
+_JUDGED: Final = tuple(
+    reason
+    for reason in RefusalReason
+    if reason not in (RefusalReason.FAILED_BEFORE, RefusalReason.AS_KEPT)
+)
+"""What a request's first decision can tell; the order is that of an explanation."""
 
-class RefusalReason(enum.Enum):
-    """What refused a pair; the value is the name that logs and clients see."""
-
-    NODE_UNAVAILABLE = "node_unavailable"
-    OTHER_MODEL = "other_model"
-    CONTEXT_TOO_SMALL = "context_too_small"
-    NO_CHAT_TEMPLATE = "no_chat_template"
-    QUALITY_TOO_LOW = "quality_too_low"
-    DEADLINE_TOO_SOON = "deadline_too_soon"
-    PRICE_TOO_HIGH = "price_too_high"
-    NOT_ON_EDGE = "not_on_edge"
-    NO_RAW_PROMPTS = "no_raw_prompts"
-    NO_RESPONSE_FORMAT = "no_response_format"
-    OTHER_NODE = "other_node"
-
-
-_BIT: Final = {reason: 1 << position for position, reason in enumerate(RefusalReason)}
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why one destination does not take one request."""
-
-    node_id: NodeId
-    model: ModelName
-    reason: RefusalReason
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.node_id}/{self.model}: {self.detail}"
+_BIT: Final = {reason: 1 << position for position, reason in enumerate(_JUDGED)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +48,7 @@ class PairPredictions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeasibilityReport:
-    """Which pairs are allowed; the reasons of the others are worded only when asked for.
+    """Which pairs are allowed; the reasons of the others are made only when asked for.
 
     Attributes:
         feasible: bool[R, D].
@@ -86,62 +63,64 @@ class FeasibilityReport:
     def refusals_of(self, request_index: int, destination_index: int) -> tuple[Refusal, ...]:
         """Everything that refuses this pair, in the order of `RefusalReason`; empty if allowed."""
         code = int(self._refused_by[request_index, destination_index])
-        destination = self._snapshot.destinations[destination_index]
+        if not code:
+            return ()
         return tuple(
-            Refusal(
-                destination.node_id,
-                destination.model,
-                reason,
-                self._detail(reason, request_index, destination_index),
-            )
+            Refusal(reason, self._figures(reason, request_index, destination_index))
             for reason, bit in _BIT.items()
             if code & bit
         )
 
-    def refusals(self, request_index: int) -> tuple[Refusal, ...]:
-        """Everything that refuses this request anywhere, destination by destination."""
-        return tuple(
-            refusal
-            for destination_index in range(len(self._snapshot.destinations))
-            for refusal in self.refusals_of(request_index, destination_index)
-        )
+    def nearest_first(self, request_index: int) -> IntArray:
+        """int64[D]: destinations of a request that none takes, those that nearly do at the front.
 
-    def _detail(self, reason: RefusalReason, r: int, d: int) -> str:
+        Those that only the request's own limits refuse; then those whose context is too small, the
+        largest context first; then those that take no work now; then those of other models.
+        """
+        code = self._refused_by[request_index]
+        ranks = [
+            (code & _BIT[reason]) != 0
+            for reason in (
+                RefusalReason.CONTEXT_TOO_SMALL,
+                RefusalReason.NODE_UNAVAILABLE,
+                RefusalReason.OTHER_MODEL,
+            )
+        ]
+        contexts = np.array([d.context_tokens for d in self._snapshot.destinations])
+        smallness = np.where(ranks[0], -contexts, 0)
+        return np.lexsort((smallness, *ranks))
+
+    def _figures(self, reason: RefusalReason, r: int, d: int) -> tuple[float | str, ...]:
         limits = self._requests[r].constraints
         predicted = self._predictions
         destination = self._snapshot.destinations[d]
-        if reason is RefusalReason.NODE_UNAVAILABLE:
-            node = _nodes_by_id(self._snapshot)[destination.node_id]
-            return node.refusal or f"the node is {node.state.value}"
-        if reason is RefusalReason.OTHER_MODEL:
-            return f"serves {destination.model}, not {self._requests[r].model}"
-        if reason is RefusalReason.CONTEXT_TOO_SMALL:
-            prompt, answer = predicted.prompt_tokens[r, d], predicted.output_tokens[r, d]
-            return (
-                f"about {prompt:.0f} prompt and {answer:.0f} answer tokens "
-                f"exceed the context of {destination.context_tokens}"
-            )
-        if reason is RefusalReason.NO_CHAT_TEMPLATE:
-            return "the model has no chat template; send a raw prompt"
-        if reason is RefusalReason.NO_RAW_PROMPTS:
-            return "the model takes no raw prompts; send a chat"
-        if reason is RefusalReason.NO_RESPONSE_FORMAT:
-            return "the model's engine cannot keep a response format"
-        if reason is RefusalReason.OTHER_NODE:
-            return f"is not on {limits.node_id}, the only node that was allowed"
-        if reason is RefusalReason.QUALITY_TOO_LOW:
-            return (
-                f"predicted quality {predicted.quality[r, d]:.3f} "
-                f"is below {limits.min_quality_ratio}"
-            )
-        if reason is RefusalReason.DEADLINE_TOO_SOON:
-            return (
-                f"would finish after {predicted.finish_seconds[r, d]:.3g} s, "
-                f"later than {limits.deadline_seconds:g} s"
-            )
-        if reason is RefusalReason.PRICE_TOO_HIGH:
-            return f"costs about {predicted.cost_usd[r, d]:.3g} USD, above {limits.max_price_usd:g}"
-        return "the node is in the cloud; the request must stay on the edge"
+        figures: tuple[float | str | None, ...] = ()
+        match reason:
+            case RefusalReason.NODE_UNAVAILABLE:
+                node = next(n for n in self._snapshot.nodes if n.node_id == destination.node_id)
+                figures = (node.refusal or f"the node is {node.state.value}",)
+            case RefusalReason.OTHER_MODEL:
+                figures = (destination.model, self._requests[r].model)
+            case RefusalReason.CONTEXT_TOO_SMALL:
+                figures = (
+                    predicted.prompt_tokens[r, d],
+                    predicted.output_tokens[r, d],
+                    destination.context_tokens,
+                )
+            case RefusalReason.OTHER_NODE:
+                figures = (limits.node_id,)
+            case RefusalReason.QUALITY_TOO_LOW:
+                figures = (predicted.quality[r, d], limits.min_quality_ratio)
+            case RefusalReason.DEADLINE_TOO_SOON:
+                figures = (predicted.finish_seconds[r, d], limits.deadline_seconds)
+            case RefusalReason.PRICE_TOO_HIGH:
+                figures = (predicted.cost_usd[r, d], limits.max_price_usd)
+        # A limit that is None refuses nothing, so this drops nothing.
+        return tuple(
+            figure if isinstance(figure, str) else float(figure)
+            for figure in figures
+            if figure is not None
+        )
 
 
 def judge_pairs(
@@ -205,7 +184,3 @@ def _takes_work(node: Node) -> bool:
 
 def _serves_another(destinations: Sequence[Destination], model: ModelName) -> BoolArray:
     return np.array([d.model != model for d in destinations], dtype=np.bool_)
-
-
-def _nodes_by_id(snapshot: ClusterSnapshot) -> dict[NodeId, Node]:
-    return {node.node_id: node for node in snapshot.nodes}

@@ -7,10 +7,12 @@ documents that lack it, and a document that does not fit is an error, never a ha
 from dataclasses import fields, replace
 from typing import Final
 
+import pydantic_core
 from pydantic import TypeAdapter
 
 from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request_record import RequestRecord
 from controller.storage.base import FinishedRow
 
@@ -35,6 +37,29 @@ def record_document(record: RequestRecord, keep_prompt: bool) -> bytes:
     return RECORD.dump_json(
         replace(record, request=request, placement=placement, excluded_nodes=set())
     )
+
+
+def kept_record(document: bytes) -> RequestRecord:
+    """The finished request of a document.
+
+    Raises:
+        ValueError: the document does not fit.
+    """
+    record = RECORD.validate_json(document)
+    placement = record.placement
+    if placement is None or b'"refusal":' not in document:
+        return record
+    # Earlier, a candidate's refusals were kept as one sentence.
+    sentences = [
+        other["refusal"] for other in pydantic_core.from_json(document)["placement"]["others"]
+    ]
+    others = tuple(
+        replace(other, refusals=(Refusal(RefusalReason.AS_KEPT, (sentence,)),))
+        if sentence
+        else other
+        for other, sentence in zip(placement.others, sentences, strict=True)
+    )
+    return replace(record, placement=replace(placement, others=others))
 
 
 def finished_row(record: RequestRecord, finished_time: float, keep_prompt: bool) -> FinishedRow:

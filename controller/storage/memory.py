@@ -8,7 +8,7 @@ from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import NodeId, RequestId
 from controller.storage.base import FinishedRow, KnownNode, Remembered, Retention, StoreState
-from controller.storage.documents import RECORD, finished_row, record_document
+from controller.storage.documents import RECORD, finished_row, kept_record, record_document
 
 
 class MemoryStore:
@@ -64,7 +64,7 @@ class MemoryStore:
     def find(self, request_id: RequestId) -> RequestRecord | None:
         """The story of a finished request."""
         found = self._finished.get(request_id)
-        return None if found is None else RECORD.validate_json(found[1])
+        return None if found is None else kept_record(found[1])
 
     def accounts(self, limit: int) -> list[Account]:
         """Of the latest answered requests, newest first."""

@@ -34,6 +34,7 @@ from controller.storage.documents import (
     RECORD,
     finished_columns,
     finished_row,
+    kept_record,
     record_document,
 )
 from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS
@@ -171,7 +172,7 @@ class SqliteStore:
         with self._reading() as connection:
             nodes = [_node(row) for row in connection.execute(select(NODES))]
             calibrations = [
-                _document(CALIBRATION, row.document, f"calibration of {row.hardware}")
+                _document(CALIBRATION.validate_json, row.document, f"calibration of {row.hardware}")
                 for row in connection.execute(
                     select(CALIBRATIONS).order_by(CALIBRATIONS.c.saved_time)
                 )
@@ -193,7 +194,7 @@ class SqliteStore:
                 select(REQUESTS.c.document).where(REQUESTS.c.request_id == request_id)
             ).scalar()
         found: RequestRecord | None = (
-            None if document is None else _document(RECORD, document, f"request {request_id}")
+            None if document is None else _document(kept_record, document, f"request {request_id}")
         )
         return found
 
@@ -214,7 +215,7 @@ class SqliteStore:
         )
         with self._reading() as connection:
             kept = [
-                _document(RECORD, row.document, f"request {row.request_id}")
+                _document(RECORD.validate_json, row.document, f"request {row.request_id}")
                 for row in connection.execute(answered)
                 if row.request_id not in waiting
             ]
@@ -395,7 +396,7 @@ def _node_row(node: KnownNode, now: float) -> dict[str, object]:
 
 
 def _node(row: Any) -> KnownNode | None:
-    hello = _document(HELLO, row.hello, f"node {row.node_id}")
+    hello = _document(HELLO.validate_json, row.hello, f"node {row.node_id}")
     if hello is None:
         return None
     return KnownNode(
@@ -420,9 +421,9 @@ def _calibration_row(one: KnownCalibration, now: float) -> dict[str, object]:
     }
 
 
-def _document(adapter: Any, document: str | bytes, what: str) -> Any:
+def _document(read: Callable[..., Any], document: str | bytes, what: str) -> Any:
     try:
-        return adapter.validate_json(document)
+        return read(document)
     except ValueError as error:
         # A later version's value, or a bit that fell: the rest is still good.
         log.error("storage.unreadable", what=what, error=str(error).splitlines()[0])

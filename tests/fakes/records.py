@@ -2,14 +2,33 @@
 
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.completion import Completion, FinishReason, Usage
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import ChatMessage, InferenceRequest
 from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 
+REFUSALS = (
+    Refusal(RefusalReason.OTHER_MODEL, ("small", "large")),
+    Refusal(RefusalReason.CONTEXT_TOO_SMALL, (110.25, 5.0, 100.0)),
+)
 
-def candidate(node: str = "pi-1", model: str = "small") -> Candidate:
+
+def candidate(
+    node: str = "pi-1", model: str = "small", refusals: tuple[Refusal, ...] = ()
+) -> Candidate:
     return Candidate(
-        NodeId(node), ModelName(model), 0.7, "prior", 0.001, 12.5, 2.0, 1.5, 0.01, 40.0, 2.2
+        NodeId(node),
+        ModelName(model),
+        0.7,
+        "prior",
+        0.001,
+        12.5,
+        2.0,
+        1.5,
+        0.01,
+        40.0,
+        2.2,
+        refusals,
     )
 
 
@@ -39,7 +58,7 @@ def finished_record(
         placement=Placement(
             RequestId(request_id),
             candidate(),
-            tuple(candidate(f"pi-{k + 2}") for k in range(others)),
+            tuple(candidate(f"pi-{k + 2}", refusals=REFUSALS[: k % 3]) for k in range(others)),
         ),
         closed_at=6.0,
         first_token_at=6.5,

@@ -15,6 +15,7 @@ from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.state import ProfilerState
 from controller.request_manager import decider as decider_module
 from controller.request_manager.decider import FALLBACK_POLICY, Decider
+from controller.request_manager.refusals import refusal_text
 from controller.routing.policies import policy_named
 from controller.routing.policy import (
     UNASSIGNED,
@@ -87,7 +88,7 @@ async def test_every_request_gets_its_placement_with_every_other_destination(
     assert [placement.request_id for placement in placements] == [r.request_id for r in BATCH]
     for placement in placements:
         assert placement.chosen is not None
-        assert placement.chosen.refusal is None
+        assert placement.chosen.refusals == ()
         assert placement.chosen.finish_seconds is not None
         assert placement.chosen.finish_seconds > placement.chosen.latency_seconds
         assert placement.chosen.predicted_output_tokens > 0
@@ -102,9 +103,9 @@ async def test_refused_request_is_told_by_whom_and_the_others_go_on(decider: Dec
     _, (chosen, refused) = await decider.decide([only_b, nobody], FLEET)
     assert chosen.chosen is not None
     assert chosen.chosen.node_id == "b"
-    assert all(other.refusal for other in chosen.others)
+    assert all(other.refused_by for other in chosen.others)
     assert refused.chosen is None
-    assert [other.refusal for other in refused.others] == [
+    assert [refusal_text(other) for other in refused.others] == [
         f"serves model-{name}, not model-x" for name in ("a", "b", "c")
     ]
 
@@ -117,7 +118,7 @@ async def test_node_that_failed_a_request_is_used_again_only_when_nothing_else_i
     _, (moved, stuck) = await decider.decide(BATCH[:2], FLEET, excluded)
     assert moved.chosen is not None
     assert moved.chosen.node_id == "c"
-    assert {other.refusal for other in moved.others} == {"has failed this request before"}
+    assert {refusal_text(other) for other in moved.others} == {"has failed this request before"}
     assert stuck.chosen is not None
 
 

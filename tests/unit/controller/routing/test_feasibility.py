@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from controller.domain.cluster import NodeKind, NodeState, TokenPrice
+from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import (
     ChatMessage,
     Constraints,
@@ -10,7 +11,7 @@ from controller.domain.request import (
     ResponseFormat,
 )
 from controller.ids import ModelName, NodeId
-from controller.routing.feasibility import RefusalReason
+from controller.request_manager.refusals import refusal_sentence
 from controller.routing.formulation import FormulatedBatch, formulate
 from tests.unit.controller.routing.clusters import destination, fleet, node, request
 
@@ -34,15 +35,25 @@ def routed(asked: InferenceRequest) -> FormulatedBatch:
     return formulate([asked], SNAPSHOT, output_tokens=np.full((1, 4), 60.0))
 
 
+def refusals(batch: FormulatedBatch) -> dict[str, tuple[Refusal, ...]]:
+    """Everything that refuses the first request, by node."""
+    found = {
+        one.node_id: batch.refusals.refusals_of(0, d)
+        for d, one in enumerate(batch.snapshot.destinations)
+    }
+    return {node_id: reasons for node_id, reasons in found.items() if reasons}
+
+
 def test_only_ready_nodes_that_refuse_nothing_are_routed_to() -> None:
     """L13: a pick never returns a node outside the routable states."""
     batch = routed(request())
     assert batch.problem.feasible.tolist() == [[True, True, False, False]]
-    off, paused = batch.refusals.refusals(0)
-    assert (off.node_id, off.reason) == ("off", RefusalReason.NODE_UNAVAILABLE)
-    assert off.detail == "the node is offline"
-    assert paused.detail == "too hot: 91 degrees"
-    assert str(paused) == "paused/small: too hot: 91 degrees"
+    refused = refusals(batch)
+    assert refused.keys() == {"off", "paused"}
+    (off,), (paused,) = refused["off"], refused["paused"]
+    assert off.reason is RefusalReason.NODE_UNAVAILABLE
+    assert refusal_sentence(off) == "the node is offline"
+    assert refusal_sentence(paused) == "too hot: 91 degrees"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +113,7 @@ def test_constraint_takes_the_pair_away_and_says_why(
     assert batch.problem.feasible[0, kept]
     assert not batch.problem.feasible[0, refusing]
     (refusal,) = batch.refusals.refusals_of(0, refusing)
-    assert (refusal.reason, refusal.detail) == (reason, detail)
+    assert (refusal.reason, refusal_sentence(refusal)) == (reason, detail)
     assert batch.refusals.refusals_of(0, kept) == ()
 
 
@@ -132,17 +143,12 @@ def test_pair_refused_for_several_reasons_names_each() -> None:
 def test_request_that_nothing_can_take_has_a_reason_from_every_destination() -> None:
     batch = routed(request(model=ModelName("other")))
     assert not batch.problem.routable[0]
-    assert {refusal.node_id for refusal in batch.refusals.refusals(0)} == {
-        "cloud",
-        "edge",
-        "off",
-        "paused",
-    }
+    assert refusals(batch).keys() == {"cloud", "edge", "off", "paused"}
 
 
 def test_raw_prompt_is_not_sent_where_only_chats_are_taken() -> None:
     snapshot = fleet([node("a")], [destination("a", "chatty", refuses_raw_prompts=True)])
-    (refused,) = formulate([request()], snapshot).refusals.refusals(0)
+    (refused,) = formulate([request()], snapshot).refusals.refusals_of(0, 0)
     assert refused.reason is RefusalReason.NO_RAW_PROMPTS
     chat = request(prompt=(ChatMessage("user", "hello"),))
     assert formulate([chat], snapshot).problem.feasible.all()
@@ -156,6 +162,25 @@ def test_response_format_is_sent_only_where_it_is_kept() -> None:
     asked = request(response_format=ResponseFormat(FormatKind.JSON_OBJECT))
     batch = formulate([asked], snapshot)
     assert batch.problem.feasible.tolist() == [[False, True]]
-    (refused,) = batch.refusals.refusals(0)
+    (refused,) = batch.refusals.refusals_of(0, 0)
     assert refused.reason is RefusalReason.NO_RESPONSE_FORMAT
     assert formulate([request()], snapshot).problem.feasible.all()
+
+
+def test_destinations_that_nearly_take_a_request_come_first() -> None:
+    snapshot = fleet(
+        [node("away", state=NodeState.OFFLINE), node("pi"), node("vm")],
+        [
+            destination("pi", "other"),
+            destination("away", "asked"),
+            destination("pi", "asked", context_tokens=100),
+            destination("vm", "asked", context_tokens=200),
+            destination("vm", "asked"),
+        ],
+    )
+    asked = request(
+        prompt="x" * 2000, model=ModelName("asked"), constraints=Constraints(min_quality_ratio=1.0)
+    )
+    batch = formulate([asked], snapshot)
+    assert not batch.problem.routable.any()
+    assert batch.refusals.nearest_first(0).tolist() == [4, 3, 2, 1, 0]
