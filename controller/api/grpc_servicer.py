@@ -1,8 +1,11 @@
-"""RouterService and AdminService over gRPC: convert, call the service, convert back."""
+"""RouterService and AdminService over gRPC: convert, call the service, convert back.
+
+Errors pass through: `grpc_errors` gives each its status.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from typing_extensions import assert_never
@@ -23,7 +26,6 @@ from controller.api.convert import (
 from controller.api.service import RouterService
 from controller.config import BatchingSettings
 from controller.domain.request_record import Account
-from controller.errors import RouterError, public_error
 from controller.fleet.convert import order_update_to_proto
 from controller.ids import ModelName, NodeId, RequestId
 from controller.request_manager.manager import InferEvent
@@ -31,11 +33,6 @@ from controller.request_manager.stream import RoutedTo, Text
 from pointsman.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-async def _abort(context: Context, error: RouterError) -> NoReturn:
-    public = public_error(error)
-    await context.abort(public.grpc_status, str(error), (("pointsman-error-code", public.code),))
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -48,14 +45,11 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.RouteRequest, context: Context
     ) -> router_pb2.RouteResponse:
         """Decide for a batch and send nothing."""
-        try:
-            decision, placements = await self._service.route(
-                [request_from_proto(message) for message in request.requests],
-                request.policy or None,
-                weights_from_proto(request.weights) if request.HasField("weights") else None,
-            )
-        except RouterError as error:
-            await _abort(context, error)
+        decision, placements = await self._service.route(
+            [request_from_proto(message) for message in request.requests],
+            request.policy or None,
+            weights_from_proto(request.weights) if request.HasField("weights") else None,
+        )
         return router_pb2.RouteResponse(
             decision=decision_to_proto(decision),
             placements=[placement_to_proto(placement) for placement in placements],
@@ -65,34 +59,25 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.InferRequest, context: Context
     ) -> AsyncIterator[router_pb2.InferResponse]:
         """Answer one request; the client's going away cancels this handler, and so the request."""
-        try:
-            inference = request_from_proto(request.request)
-            with self._service.admitted(inference) as events:
-                yield router_pb2.InferResponse(
-                    admitted=router_pb2.Admitted(request_id=inference.request_id)
-                )
-                async for event in events:
-                    yield _event_to_proto(event)
-        except RouterError as error:
-            await _abort(context, error)
+        inference = request_from_proto(request.request)
+        with self._service.admitted(inference) as events:
+            yield router_pb2.InferResponse(
+                admitted=router_pb2.Admitted(request_id=inference.request_id)
+            )
+            async for event in events:
+                yield _event_to_proto(event)
 
     async def Explain(  # noqa: N802
         self, request: router_pb2.ExplainRequest, context: Context
     ) -> router_pb2.ExplainResponse:
         """Say why a request went where it went."""
-        try:
-            return explanation_to_proto(await self._service.explain(RequestId(request.request_id)))
-        except RouterError as error:
-            await _abort(context, error)
+        return explanation_to_proto(await self._service.explain(RequestId(request.request_id)))
 
     async def Feedback(  # noqa: N802
         self, request: router_pb2.FeedbackRequest, context: Context
     ) -> router_pb2.FeedbackResponse:
         """Learn how good an answer was."""
-        try:
-            await self._service.feedback(RequestId(request.request_id), request.score_ratio)
-        except RouterError as error:
-            await _abort(context, error)
+        await self._service.feedback(RequestId(request.request_id), request.score_ratio)
         return router_pb2.FeedbackResponse()
 
     async def ListModels(  # noqa: N802
@@ -145,20 +130,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainNodeRequest, context: Context
     ) -> admin_pb2.DrainNodeResponse:
         """Drain a node or lift it."""
-        try:
-            view = self._service.drain(NodeId(request.node_id), request.is_draining)
-        except RouterError as error:
-            await _abort(context, error)
+        view = self._service.drain(NodeId(request.node_id), request.is_draining)
         return admin_pb2.DrainNodeResponse(node=node_to_proto(view))
 
     async def ForgetNode(  # noqa: N802
         self, request: admin_pb2.ForgetNodeRequest, context: Context
     ) -> admin_pb2.ForgetNodeResponse:
         """Drop an offline node."""
-        try:
-            self._service.forget(NodeId(request.node_id))
-        except RouterError as error:
-            await _abort(context, error)
+        self._service.forget(NodeId(request.node_id))
         return admin_pb2.ForgetNodeResponse()
 
     async def GetPolicy(  # noqa: N802
@@ -183,14 +162,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.SetPolicyRequest, context: Context
     ) -> admin_pb2.SetPolicyResponse:
         """Change the policy from the next window on."""
-        try:
-            choice = self._service.set_policy(
-                request.policy or None,
-                weights_from_proto(request.weights) if request.HasField("weights") else None,
-                request.normalisation or None,
-            )
-        except RouterError as error:
-            await _abort(context, error)
+        choice = self._service.set_policy(
+            request.policy or None,
+            weights_from_proto(request.weights) if request.HasField("weights") else None,
+            request.normalisation or None,
+        )
         return admin_pb2.SetPolicyResponse(
             policy=choice.policy,
             weights=weights_to_proto(choice.weights),
@@ -201,29 +177,23 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ManageModelRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ManageModelResponse]:
         """Load, unload, pin or unpin a model on a node."""
-        try:
-            order = manage_model_from_proto(request)
-            updates = self._service.manage_model(NodeId(request.node_id), order)
-            async with aclosing(updates):
-                async for update in updates:
-                    yield admin_pb2.ManageModelResponse(update=order_update_to_proto(update))
-        except RouterError as error:
-            await _abort(context, error)
+        order = manage_model_from_proto(request)
+        updates = self._service.manage_model(NodeId(request.node_id), order)
+        async with aclosing(updates):
+            async for update in updates:
+                yield admin_pb2.ManageModelResponse(update=order_update_to_proto(update))
 
     async def Calibrate(  # noqa: N802
         self, request: admin_pb2.CalibrateRequest, context: Context
     ) -> AsyncIterator[admin_pb2.CalibrateResponse]:
         """Have nodes measure their speed again."""
-        try:
-            events = self._service.calibrate(
-                NodeId(request.node_id) if request.node_id else None,
-                ModelName(request.model) if request.model else None,
-            )
-            async with aclosing(events):
-                async for event in events:
-                    yield calibrating_to_proto(event)
-        except RouterError as error:
-            await _abort(context, error)
+        events = self._service.calibrate(
+            NodeId(request.node_id) if request.node_id else None,
+            ModelName(request.model) if request.model else None,
+        )
+        async with aclosing(events):
+            async for event in events:
+                yield calibrating_to_proto(event)
 
     async def ListAccounts(  # noqa: N802
         self, request: admin_pb2.ListAccountsRequest, context: Context

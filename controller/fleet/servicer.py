@@ -35,9 +35,6 @@ class FleetServicer(fleet_pb2_grpc.FleetServiceServicer):
             first = await asyncio.wait_for(anext(request_iterator), _HELLO_SECONDS)
         except (asyncio.TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message is Hello")
-        except DecodeError as error:
-            why = f"the message cannot be read ({error}); text must be valid UTF-8"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message is Hello")
         try:

@@ -127,8 +127,9 @@ def build_app(
         ],
         exception_handlers={
             HTTPException: _on_http_exception,
-            HttpFailure: _on_failure,
-            Exception: _on_crash,
+            HttpFailure: _on_error,
+            RouterError: _on_error,
+            Exception: _on_error,
         },
     )
 
@@ -149,14 +150,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return _json(failure.body(), failure.status, dict(error.headers or {}))
 
 
-async def _on_failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HttpFailure)
-    return _json(error.body(), error.status)
-
-
-async def _on_crash(request: Request, error: Exception) -> Response:
-    log.error("http.crashed", path=request.url.path, exc_info=error)
-    return await _on_failure(request, internal_failure())
+async def _on_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HttpFailure | RouterError):
+        log.error("http.crashed", path=request.url.path, exc_info=error)
+    failure = failure_of(error)
+    return _json(failure.body(), failure.status)
 
 
 class ChatCompletions:
@@ -239,11 +237,10 @@ async def _pump(
                     last = account_failure(event) or event
                     break
                 await outgoing.send(event)
-    except RouterError as error:
+    except Exception as error:
+        if not isinstance(error, RouterError):
+            log.exception("http.request_crashed", request_id=inference.request_id)
         last = failure_of(error)
-    except Exception:
-        log.exception("http.request_crashed", request_id=inference.request_id)
-        last = internal_failure()
     await outgoing.send(last)
 
 

@@ -96,8 +96,12 @@ class HttpFailure(Exception):
         return {"error": error}
 
 
-def failure_of(error: RouterError) -> HttpFailure:
-    """How an error of the service leaves by this door."""
+def failure_of(error: Exception) -> HttpFailure:
+    """How an error leaves by this door; one that nobody foresaw as a fault of ours, untold."""
+    if isinstance(error, HttpFailure):
+        return error
+    if not isinstance(error, RouterError):
+        return internal_failure()
     public = public_error(error)
     param = "model" if isinstance(error, UnknownModelError) else None
     return HttpFailure(public.http_status, public.code, str(error), param)
