@@ -27,7 +27,8 @@ from controller.routing.compiled import (
     exhausted,
     limits_until,
 )
-from controller.routing.objective import Costs, scalarise
+from controller.routing.node_loads import Costs, alone_seconds
+from controller.routing.objective import scalarise
 from controller.routing.policy import Budget
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 
@@ -48,16 +49,6 @@ ROUNDING: Final = 1e-11
 
 PATIENCE: Final = 5
 """Steps without a better bound after which the step length is halved."""
-
-
-@compiled_part
-def alone_seconds(costs: Costs, r: int, d: int) -> Any:
-    """float64: when request r would finish at d if it were the whole batch."""
-    return (
-        costs.backlog[costs.node_of[d]]
-        + max(costs.work[r, d], costs.latency[r, d])
-        + costs.network[r, d]
-    )
 
 
 class Pairs(NamedTuple):

@@ -28,6 +28,9 @@ _FOLDER_NAME: Final = re.compile(r"pointsman-[0-9a-f]{16}")
 
 _MARKS_PREFIX: Final = "for-"
 
+_COMPILED_BY_OTHERS: Final = ("compiled.py", "completion.py")
+"""Sources with compiled functions that do not import this module."""
+
 
 def sources_below(folder: Path) -> list[Path]:
     """Python files in a folder and below it, in order.
@@ -53,7 +56,7 @@ def _cache_folder() -> Path | None:
     digest = hashlib.sha256()
     for source in sources_below(here):
         text = source.read_bytes()
-        if b"routing.compiled import" in text or source.name == "compiled.py":
+        if b"routing.compiled import" in text or source.name in _COMPILED_BY_OTHERS:
             digest.update(text)
     name = f"pointsman-{digest.hexdigest()[:16]}"
     wanted = os.environ.get("NUMBA_CACHE_DIR")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controller.routing.completion import checked_assignments, node_completion_seconds
 from controller.routing.policy import UNASSIGNED
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
-from controller.routing.queueing import checked_assignments, node_completion_seconds
 
 
 @dataclass(frozen=True, slots=True)

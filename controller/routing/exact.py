@@ -7,8 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from controller.routing.bounds import ROUNDING
+from controller.routing.completion import node_finish
 from controller.routing.evaluator import evaluate
-from controller.routing.objective import Costs, objectives, scalarise
+from controller.routing.node_loads import Costs
+from controller.routing.objective import objectives, scalarise
 from controller.routing.policies import policy_named
 from controller.routing.policy import UNASSIGNED, Budget, Decision
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
@@ -151,8 +153,8 @@ def solve_programme(
     n_requests = costs.cost.shape[0]
     n_nodes = costs.backlog.size
     weight = costs.time_weight
-    alone = weight * (
-        costs.backlog[costs.node_of] + np.maximum(costs.work, costs.latency) + costs.network
+    alone = weight * node_finish(
+        costs.backlog[costs.node_of], costs.work, costs.latency, costs.network
     )  # [R, D]: what the pair's own finish adds to J
     allowed = np.isfinite(costs.cost)
     cheapest = np.where(allowed, costs.cost, np.inf).min(axis=1)

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from controller.domain.cluster import ClusterSnapshot, Node, NodeKind
 from controller.domain.request import InferenceRequest
 from controller.routing.answer_tokens import answer_tokens
+from controller.routing.completion import own_finish
 from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
 from controller.routing.fleet_columns import FleetColumns, fleet_columns
 from controller.routing.problem import (
@@ -224,7 +225,7 @@ def formulate(
             cost_usd=cost,
             prompt_tokens=prompt_tokens,
             output_tokens=wanted_tokens,
-            finish_seconds=there.backlog_seconds + latency + network,
+            finish_seconds=own_finish(there.backlog_seconds, latency, network),
         ),
     )
     problem = RoutingProblem(

@@ -4,12 +4,22 @@ J(x) = sum over the terms of weight * (term - lo) / (hi - lo); a term with hi = 
 Never clipped here: a report may clip, a search must not. Raw terms stay available beside J.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.routing.compiled import compiled, compiled_part, random_index, stable_order
-from controller.routing.policy import UNASSIGNED
+from controller.routing.node_loads import (
+    Costs,
+    NodeLoads,
+    add,
+    clear,
+    finish_joined,
+    last_finish,
+    no_loads,
+    own_finish,
+)
 from controller.routing.problem import (
     BoolArray,
     FloatArray,
@@ -28,32 +38,6 @@ _SAME: Final = 1e-12
 """Relative width under which hi and lo are one value that was summed in two orders."""
 
 _CODE: Final = {Normalisation.PAYOFF: 0, Normalisation.RANDOM: 1, Normalisation.MINMAX: 2}
-
-
-class Costs(NamedTuple):
-    """A problem with its terms weighed: J(x) = constant + sum of cost + time_weight * T.
-
-    Only the requests that can go somewhere are in it.
-
-    Attributes:
-        cost: float64[R, D]; weighed and normalised separable part; infinite where not feasible.
-        work: float64[R, D], seconds.
-        latency: float64[R, D], seconds.
-        network: float64[R, D], seconds.
-        node_of: int64[D].
-        backlog: float64[N], seconds.
-        time_weight: per second of completion time.
-        constant: J of a batch without cost and time.
-    """
-
-    cost: FloatArray
-    work: FloatArray
-    latency: FloatArray
-    network: FloatArray
-    node_of: IntArray
-    backlog: FloatArray
-    time_weight: float
-    constant: float
 
 
 class Scalarised(NamedTuple):
@@ -78,7 +62,7 @@ def bounds_of(problem: RoutingProblem) -> FloatArray:
     The problem's own when it has them, else by its normalisation, over the routable requests:
 
     - `payoff` (ours): four assignments, one a term, each request at the least value of the term,
-      ties and the order of the batch by `single_term_assignments`; lo and hi are the least and
+      ties and the order of the batch by `_single_term_seeds`; lo and hi are the least and
       the greatest value among the four. For T, lo is at most max over r of min over d of
       backlog + latency + network. An assignment is left out when its term is the same for every
       feasible pair: it would say nothing about that term and stretch the others.
@@ -119,35 +103,23 @@ def scalarise(problem: RoutingProblem) -> Scalarised:
     One compiled call: NumPy would give the GIL away a few dozen times, and under load each time
     costs as much as a whole search.
     """
-    costs, bounds, requests, seeds = _scalarise(
-        problem.quality,
-        problem.cost_usd,
-        problem.energy_joules,
-        problem.work_seconds,
-        problem.latency_seconds,
-        problem.network_seconds,
-        problem.node_of,
-        problem.backlog_seconds,
-        problem.feasible,
-        problem.weights,
-        _CODE[problem.normalisation],
-        problem.bounds is not None,
-        problem.bounds if problem.bounds is not None else np.zeros((4, 2)),
+    return Scalarised(
+        *_scalarise(
+            problem.quality,
+            problem.cost_usd,
+            problem.energy_joules,
+            problem.work_seconds,
+            problem.latency_seconds,
+            problem.network_seconds,
+            problem.node_of,
+            problem.backlog_seconds,
+            problem.feasible,
+            problem.weights,
+            _CODE[problem.normalisation],
+            problem.bounds is not None,
+            problem.bounds if problem.bounds is not None else np.zeros((4, 2)),
+        )
     )
-    return Scalarised(Costs(*costs), bounds, requests, seeds)
-
-
-def single_term_assignments(problem: RoutingProblem) -> IntArray:
-    """int64[4, R]: best quality, cheapest, least energy, earliest finish; -1 for nowhere.
-
-    Requests are placed one by one, those of greatest mean latency over their feasible
-    destinations first. Each goes to its least value of the term; among equals, and for the
-    earliest finish among all, to where the node's completion after taking it is soonest.
-    """
-    scalarised = scalarise(problem)
-    whole = np.full((4, problem.n_requests), UNASSIGNED, dtype=np.int64)
-    whole[:, scalarised.requests] = scalarised.seeds
-    return whole
 
 
 @compiled
@@ -165,12 +137,7 @@ def _scalarise(
     normalisation: int,
     has_bounds: bool,
     given_bounds: FloatArray,
-) -> tuple[
-    tuple[FloatArray, FloatArray, FloatArray, FloatArray, IntArray, FloatArray, float, float],
-    FloatArray,
-    IntArray,
-    IntArray,
-]:
+) -> tuple[Costs, FloatArray, IntArray, IntArray]:
     n_destinations = quality.shape[1]
     n_rows = 0
     for r in range(quality.shape[0]):
@@ -180,44 +147,40 @@ def _scalarise(
                 break
     requests = np.empty(n_rows, dtype=np.int64)
     terms = np.empty((3, n_rows, n_destinations))
-    allowed = np.empty((n_rows, n_destinations), dtype=np.bool_)
-    rows_work = np.empty((n_rows, n_destinations))
-    rows_latency = np.empty((n_rows, n_destinations))
-    rows_network = np.empty((n_rows, n_destinations))
+    shape = (n_rows, n_destinations)
+    # Until the terms are weighed, a cost says only whether a pair is allowed.
+    unweighed = Costs(
+        np.empty(shape),
+        np.empty(shape),
+        np.empty(shape),
+        np.empty(shape),
+        node_of,
+        backlog,
+        0.0,
+        0.0,
+    )
     i = 0
     for r in range(quality.shape[0]):
         if not feasible[r].any():
             continue
         requests[i] = r
         for d in range(n_destinations):
-            allowed[i, d] = feasible[r, d]
             terms[0, i, d] = 1.0 - quality[r, d]
             terms[1, i, d] = money[r, d]
             terms[2, i, d] = energy[r, d]
-            rows_work[i, d] = work[r, d]
-            rows_latency[i, d] = latency[r, d]
-            rows_network[i, d] = network[r, d]
+            unweighed.cost[i, d] = 0.0 if feasible[r, d] else np.inf
+            unweighed.work[i, d] = work[r, d]
+            unweighed.latency[i, d] = latency[r, d]
+            unweighed.network[i, d] = network[r, d]
         i += 1
 
-    seeds = _single_term_seeds(
-        terms, allowed, rows_work, rows_latency, rows_network, node_of, backlog
-    )
+    seeds = _single_term_seeds(terms, unweighed)
     if has_bounds:
         bounds = given_bounds.copy()
     elif n_rows == 0:
         bounds = np.zeros((4, 2))
     else:
-        bounds = _bounds(
-            normalisation,
-            seeds,
-            terms,
-            allowed,
-            rows_work,
-            rows_latency,
-            rows_network,
-            node_of,
-            backlog,
-        )
+        bounds = _bounds(normalisation, seeds, terms, unweighed)
 
     factors = np.zeros(4)
     constant = 0.0
@@ -225,143 +188,109 @@ def _scalarise(
         if bounds[k, 1] > bounds[k, 0]:
             factors[k] = weights[k] / (bounds[k, 1] - bounds[k, 0])
             constant -= factors[k] * bounds[k, 0]
-    cost = np.empty((n_rows, n_destinations))
+    cost = unweighed.cost
     for i in range(n_rows):
         for d in range(n_destinations):
-            if allowed[i, d]:
+            if cost[i, d] < np.inf:
                 cost[i, d] = (
                     factors[0] * terms[0, i, d]
                     + factors[1] * terms[1, i, d]
                     + factors[2] * terms[2, i, d]
                 )
-            else:
-                cost[i, d] = np.inf
-    packed = (
+    weighed = Costs(
         cost,
-        rows_work,
-        rows_latency,
-        rows_network,
+        unweighed.work,
+        unweighed.latency,
+        unweighed.network,
         node_of,
         backlog,
         factors[3],
         constant,
     )
-    return packed, bounds, requests, seeds
+    return weighed, bounds, requests, seeds
 
 
 @compiled_part
-def _single_term_seeds(
-    terms: FloatArray,
-    allowed: BoolArray,
-    work: FloatArray,
-    latency: FloatArray,
-    network: FloatArray,
-    node_of: IntArray,
-    backlog: FloatArray,
-) -> IntArray:
-    n_requests, n_destinations = allowed.shape
-    n_nodes = backlog.size
+def _single_term_seeds(terms: FloatArray, costs: Costs) -> IntArray:
+    """int64[4, R]: best quality, cheapest, least energy, earliest finish.
+
+    Requests are placed one by one, those of greatest mean latency over their feasible
+    destinations first. Each goes to its least value of the term; among equals, and for the
+    earliest finish among all, to where the node's completion after taking it is soonest.
+
+    Args:
+        terms: float64[3, R, D]; quality lost, money, joules.
+        costs: the problem, weighed or not.
+    """
+    n_requests, n_destinations = costs.cost.shape
     length = np.zeros(n_requests)
     for r in range(n_requests):
         count = 0
         for d in range(n_destinations):
-            if allowed[r, d]:
-                length[r] -= latency[r, d]
+            if costs.cost[r, d] < np.inf:
+                length[r] -= costs.latency[r, d]
                 count += 1
         length[r] /= count
     order = stable_order(length)
     seeds = np.empty((4, n_requests), dtype=np.int64)
+    loads = no_loads(costs.backlog.size)
     for k in range(4):
-        load = np.zeros(n_nodes)
-        longest = np.zeros(n_nodes)
-        slowest_link = np.zeros(n_nodes)
+        clear(loads)
         for r in order:
             least = np.inf
             soonest = np.inf
             best = -1
             for d in range(n_destinations):
-                if not allowed[r, d]:
+                if costs.cost[r, d] == np.inf:
                     continue
                 value = terms[k, r, d] if k < 3 else 0.0
                 if value > least:
                     continue
-                n = node_of[d]
-                finish = (
-                    backlog[n]
-                    + max(load[n] + work[r, d], max(longest[n], latency[r, d]))
-                    + max(slowest_link[n], network[r, d])
+                n = costs.node_of[d]
+                finish = finish_joined(
+                    costs, loads.work[n], loads.latency[n], loads.network[n], r, d
                 )
                 if value < least or finish < soonest:
                     least, soonest, best = value, finish, d
             seeds[k, r] = best
-            n = node_of[best]
-            load[n] += work[r, best]
-            longest[n] = max(longest[n], latency[r, best])
-            slowest_link[n] = max(slowest_link[n], network[r, best])
+            add(costs, loads, r, best)
     return seeds
 
 
 @compiled_part
-def _terms_of(
-    x: IntArray,
-    terms: FloatArray,
-    work: FloatArray,
-    latency: FloatArray,
-    network: FloatArray,
-    node_of: IntArray,
-    backlog: FloatArray,
-) -> FloatArray:
-    n_nodes = backlog.size
+def _terms_of(x: IntArray, terms: FloatArray, costs: Costs, loads: NodeLoads) -> FloatArray:
+    """float64[4] of an assignment, int64[R]; `loads` is scratch."""
     values = np.zeros(4)
-    load = np.zeros(n_nodes)
-    longest = np.zeros(n_nodes)
-    slowest_link = np.zeros(n_nodes)
-    used = np.zeros(n_nodes, dtype=np.bool_)
+    clear(loads)
     for r in range(x.size):
-        d = x[r]
         for k in range(3):
-            values[k] += terms[k, r, d]
-        n = node_of[d]
-        used[n] = True
-        load[n] += work[r, d]
-        longest[n] = max(longest[n], latency[r, d])
-        slowest_link[n] = max(slowest_link[n], network[r, d])
-    for n in range(n_nodes):
-        if used[n]:
-            finish = backlog[n] + max(load[n], longest[n]) + slowest_link[n]
-            values[3] = max(values[3], finish)
+            values[k] += terms[k, r, x[r]]
+        add(costs, loads, r, x[r])
+    values[3] = last_finish(costs, loads)
     return values
 
 
 @compiled_part
-def _bounds(
-    normalisation: int,
-    seeds: IntArray,
-    terms: FloatArray,
-    allowed: BoolArray,
-    work: FloatArray,
-    latency: FloatArray,
-    network: FloatArray,
-    node_of: IntArray,
-    backlog: FloatArray,
-) -> FloatArray:
-    n_requests, n_destinations = allowed.shape
+def _bounds(normalisation: int, seeds: IntArray, terms: FloatArray, costs: Costs) -> FloatArray:
+    n_requests, n_destinations = costs.cost.shape
     soonest = 0.0
     for r in range(n_requests):
         best = np.inf
         for d in range(n_destinations):
-            if allowed[r, d]:
-                best = min(best, backlog[node_of[d]] + latency[r, d] + network[r, d])
+            if costs.cost[r, d] < np.inf:
+                waiting = costs.backlog[costs.node_of[d]]
+                best = min(best, own_finish(waiting, costs.latency[r, d], costs.network[r, d]))
         soonest = max(soonest, best)
 
     bounds = np.zeros((4, 2))
     if normalisation == 0:
+        loads = no_loads(costs.backlog.size)
         bounds[:, 0] = np.inf
         bounds[:, 1] = -np.inf
         for k in range(4):
-            if k < 3 and _is_constant(terms[k], allowed):
+            if k < 3 and _is_constant(terms[k], costs):
                 continue
-            values = _terms_of(seeds[k], terms, work, latency, network, node_of, backlog)
+            values = _terms_of(seeds[k], terms, costs, loads)
             for j in range(4):
                 bounds[j, 0] = min(bounds[j, 0], values[j])
                 bounds[j, 1] = max(bounds[j, 1], values[j])
@@ -372,7 +301,7 @@ def _bounds(
                 low = np.inf
                 high = -np.inf
                 for d in range(n_destinations):
-                    if allowed[r, d]:
+                    if costs.cost[r, d] < np.inf:
                         low = min(low, terms[k, r, d])
                         high = max(high, terms[k, r, d])
                 bounds[k, 0] += low
@@ -380,11 +309,9 @@ def _bounds(
         bounds[3, 0] = soonest
         if normalisation == 1:
             bounds[:, 1] = -np.inf
-            _widen_by_random(bounds, terms, allowed, work, latency, network, node_of, backlog)
+            _widen_by_random(bounds, terms, costs)
         else:
-            bounds[3, 1] = _everything_on_one_node(
-                allowed, work, latency, network, node_of, backlog
-            )
+            bounds[3, 1] = _everything_on_one_node(costs)
     for k in range(4):
         scale = max(abs(bounds[k, 0]), abs(bounds[k, 1]))
         if bounds[k, 1] - bounds[k, 0] <= _SAME * scale:
@@ -393,75 +320,74 @@ def _bounds(
 
 
 @compiled_part
-def _is_constant(values: FloatArray, allowed: BoolArray) -> bool:
+def _is_constant(values: FloatArray, costs: Costs) -> bool:
     low = np.inf
     high = -np.inf
     for r in range(values.shape[0]):
         for d in range(values.shape[1]):
-            if allowed[r, d]:
+            if costs.cost[r, d] < np.inf:
                 low = min(low, values[r, d])
                 high = max(high, values[r, d])
     return high <= low
 
 
 @compiled_part
-def _widen_by_random(
-    bounds: FloatArray,
-    terms: FloatArray,
-    allowed: BoolArray,
-    work: FloatArray,
-    latency: FloatArray,
-    network: FloatArray,
-    node_of: IntArray,
-    backlog: FloatArray,
-) -> None:
-    n_requests, n_destinations = allowed.shape
+def _widen_by_random(bounds: FloatArray, terms: FloatArray, costs: Costs) -> None:
     state = np.empty(1, dtype=np.uint64)
     state[0] = np.uint64(RANDOM_SEED)
-    legal = np.empty((n_requests, n_destinations), dtype=np.int64)
-    counts = np.zeros(n_requests, dtype=np.int64)
-    for r in range(n_requests):
-        for d in range(n_destinations):
-            if allowed[r, d]:
-                legal[r, counts[r]] = d
-                counts[r] += 1
-    x = np.empty(n_requests, dtype=np.int64)
+    legal, counts = legal_destinations(costs)
+    loads = no_loads(costs.backlog.size)
+    x = np.empty(counts.size, dtype=np.int64)
     for _ in range(RANDOM_SAMPLE):
-        for r in range(n_requests):
-            x[r] = legal[r, random_index(state, counts[r])]
-        values = _terms_of(x, terms, work, latency, network, node_of, backlog)
+        random_legal(legal, counts, state, x)
+        values = _terms_of(x, terms, costs, loads)
         for k in range(4):
             bounds[k, 1] = max(bounds[k, 1], values[k])
 
 
 @compiled_part
-def _everything_on_one_node(
-    allowed: BoolArray,
-    work: FloatArray,
-    latency: FloatArray,
-    network: FloatArray,
-    node_of: IntArray,
-    backlog: FloatArray,
-) -> float:
-    n_requests, n_destinations = allowed.shape
-    n_nodes = backlog.size
-    load = np.zeros(n_nodes)
-    longest = np.zeros(n_nodes)
-    slowest_link = np.zeros(n_nodes)
-    heaviest = np.empty(n_nodes)
-    used = np.zeros(n_nodes, dtype=np.bool_)
+def legal_destinations(costs: Costs) -> tuple[IntArray, IntArray]:
+    """Each request's feasible destinations in order of index, and how many there are.
+
+    Returns:
+        int64[R, D], of which the first counts[r] of row r count, and int64[R].
+    """
+    n_requests, n_destinations = costs.cost.shape
+    legal = np.zeros((n_requests, n_destinations), dtype=np.int64)
+    counts = np.zeros(n_requests, dtype=np.int64)
+    for r in range(n_requests):
+        for d in range(n_destinations):
+            if costs.cost[r, d] < np.inf:
+                legal[r, counts[r]] = d
+                counts[r] += 1
+    return legal, counts
+
+
+@compiled_part
+def random_legal(legal: IntArray, counts: IntArray, state: NDArray[np.uint64], x: IntArray) -> None:
+    """Fill `x` with uniformly drawn feasible destinations."""
+    for r in range(x.size):
+        x[r] = legal[r, random_index(state, counts[r])]
+
+
+@compiled_part
+def _everything_on_one_node(costs: Costs) -> Any:
+    """float64, seconds: the greatest finish of a node that gets every request that may go there.
+
+    Each at the node's slowest destination for it.
+    """
+    n_requests, n_destinations = costs.cost.shape
+    loads = no_loads(costs.backlog.size)
+    heaviest = np.empty(costs.backlog.size)
     for r in range(n_requests):
         heaviest[:] = 0.0
         for d in range(n_destinations):
-            if allowed[r, d]:
-                n = node_of[d]
-                used[n] = True
-                heaviest[n] = max(heaviest[n], work[r, d])
-                longest[n] = max(longest[n], latency[r, d])
-                slowest_link[n] = max(slowest_link[n], network[r, d])
-        load += heaviest
-    latest = 0.0
-    for n in range(n_nodes):
-        if used[n]:
-            latest = max(latest, backlog[n] + max(load[n], longest[n]) + slowest_link[n])
-    return latest
+            if costs.cost[r, d] < np.inf:
+                n = costs.node_of[d]
+                loads.is_used[n] = True
+                heaviest[n] = max(heaviest[n], costs.work[r, d])
+                loads.latency[n] = max(loads.latency[n], costs.latency[r, d])
+                loads.network[n] = max(loads.network[n], costs.network[r, d])
+        for n in range(heaviest.size):
+            loads.work[n] += heaviest[n]
+    return last_finish(costs, loads)

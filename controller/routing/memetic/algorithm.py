@@ -58,7 +58,8 @@ from controller.routing.memetic.local_search import (
     shed,
     shift_all,
 )
-from controller.routing.objective import Costs, scalarise
+from controller.routing.node_loads import Costs
+from controller.routing.objective import scalarise
 from controller.routing.policy import UNASSIGNED, Budget, Decision
 from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from controller.routing.compiled import compiled_part, random_index, stable_order
-from controller.routing.objective import Costs
+from controller.routing.compiled import compiled_part, stable_order
+from controller.routing.node_loads import Costs, NodeLoads, add, clear, last_finish, own_finish
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 
 
@@ -23,24 +22,6 @@ def predicted_lengths(problem: RoutingProblem, rows: IntArray) -> FloatArray:
 
 
 @compiled_part
-def legal_destinations(costs: Costs) -> tuple[IntArray, IntArray]:
-    """Each request's feasible destinations in order of index, and how many there are.
-
-    Returns:
-        int64[R, D], of which the first counts[r] of row r count, and int64[R].
-    """
-    n_requests, n_destinations = costs.cost.shape
-    legal = np.zeros((n_requests, n_destinations), dtype=np.int64)
-    counts = np.zeros(n_requests, dtype=np.int64)
-    for r in range(n_requests):
-        for d in range(n_destinations):
-            if costs.cost[r, d] < np.inf:
-                legal[r, counts[r]] = d
-                counts[r] += 1
-    return legal, counts
-
-
-@compiled_part
 def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
     """Fill `x` with the earliest-finish assignment, longest requests first.
 
@@ -54,7 +35,8 @@ def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
         for d in range(costs.cost.shape[1]):
             if costs.cost[r, d] == np.inf:
                 continue
-            finish = queue[costs.node_of[d]] + costs.latency[r, d] + costs.network[r, d]
+            waiting = queue[costs.node_of[d]]
+            finish = own_finish(waiting, costs.latency[r, d], costs.network[r, d])
             if finish < soonest:
                 soonest = finish
                 x[r] = d
@@ -62,34 +44,11 @@ def load_aware(costs: Costs, length: FloatArray, x: IntArray) -> None:
 
 
 @compiled_part
-def random_legal(legal: IntArray, counts: IntArray, state: NDArray[np.uint64], x: IntArray) -> None:
-    """Fill `x` with uniformly drawn feasible destinations."""
-    for r in range(x.size):
-        x[r] = legal[r, random_index(state, counts[r])]
-
-
-@compiled_part
-def fitness(costs: Costs, x: IntArray, finish: FloatArray, nodes: FloatArray) -> Any:
-    """float64: J of a whole assignment.
-
-    Args:
-        costs: the weighed problem.
-        x: int64[R].
-        finish: float64[N]; filled with each node's completion, 0 where nothing was sent.
-        nodes: float64[3, N]; scratch.
-    """
-    nodes[:] = 0.0
-    finish[:] = 0.0
+def fitness(costs: Costs, x: IntArray, loads: NodeLoads) -> Any:
+    """float64: J of a whole assignment, int64[R]; `loads` becomes what it puts on the nodes."""
+    clear(loads)
     total = costs.constant
     for r in range(x.size):
-        d = x[r]
-        n = costs.node_of[d]
-        total += costs.cost[r, d]
-        nodes[0, n] += costs.work[r, d]
-        nodes[1, n] = max(nodes[1, n], costs.latency[r, d])
-        nodes[2, n] = max(nodes[2, n], costs.network[r, d])
-        finish[n] = costs.backlog[n] + max(nodes[0, n], nodes[1, n]) + nodes[2, n]
-    latest = 0.0
-    for n in range(finish.size):
-        latest = max(latest, finish[n])
-    return total + costs.time_weight * latest
+        total += costs.cost[r, x[r]]
+        add(costs, loads, r, x[r])
+    return total + costs.time_weight * last_finish(costs, loads)

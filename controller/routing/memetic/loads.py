@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from controller.routing.compiled import compiled, compiled_part
-from controller.routing.objective import Costs
+from controller.routing.node_loads import Costs, finish_joined, node_finish
 from controller.routing.problem import FloatArray, IntArray
 
 END: Final[Any] = np.int64(-1)
@@ -133,20 +133,22 @@ def finish(costs: Costs, loads: Loads, n: int) -> Any:
     """float64, seconds: when node n has answered its share; 0 when it has none."""
     if loads.queued[n] == 0:
         return 0.0
-    return costs.backlog[n] + max(loads.work[n], loads.latency[n, 0]) + loads.network[n, 0]
+    return node_finish(costs.backlog[n], loads.work[n], loads.latency[n, 0], loads.network[n, 0])
 
 
 @compiled_part
 def finish_with(costs: Costs, loads: Loads, n: int, r: int, d: int) -> Any:
     """float64, seconds: the same with request r of another node added at destination d of n."""
-    return (
-        costs.backlog[n]
-        + max(
-            loads.work[n] + costs.work[r, d],
-            max(loads.latency[n, 0], costs.latency[r, d]),
-        )
-        + max(loads.network[n, 0], costs.network[r, d])
-    )
+    return finish_joined(costs, loads.work[n], loads.latency[n, 0], loads.network[n, 0], r, d)
+
+
+@compiled_part
+def _without(costs: Costs, loads: Loads, n: int, r: int) -> tuple[float, float, float]:
+    """Work, greatest latency and greatest transfer of node n without its request r, seconds."""
+    d = loads.x[r]
+    longest = loads.latency[n, int(costs.latency[r, d] >= loads.latency[n, 0])]
+    slowest = loads.network[n, int(costs.network[r, d] >= loads.network[n, 0])]
+    return loads.work[n] - costs.work[r, d], longest, slowest
 
 
 @compiled_part
@@ -154,14 +156,8 @@ def finish_without(costs: Costs, loads: Loads, n: int, r: int) -> Any:
     """float64, seconds: the same without its request r."""
     if loads.queued[n] <= 1:
         return 0.0
-    d = loads.x[r]
-    longest = (
-        loads.latency[n, 1] if costs.latency[r, d] >= loads.latency[n, 0] else (loads.latency[n, 0])
-    )
-    slowest = (
-        loads.network[n, 1] if costs.network[r, d] >= loads.network[n, 0] else (loads.network[n, 0])
-    )
-    return costs.backlog[n] + max(loads.work[n] - costs.work[r, d], longest) + slowest
+    work, longest, slowest = _without(costs, loads, n, r)
+    return node_finish(costs.backlog[n], work, longest, slowest)
 
 
 @compiled_part
@@ -170,25 +166,8 @@ def finish_exchanged(costs: Costs, loads: Loads, n: int, out: int, r: int, d: in
 
     r may be `out`: then it changes its destination on the node.
     """
-    e = loads.x[out]
-    longest = (
-        loads.latency[n, 1]
-        if costs.latency[out, e] >= loads.latency[n, 0]
-        else (loads.latency[n, 0])
-    )
-    slowest = (
-        loads.network[n, 1]
-        if costs.network[out, e] >= loads.network[n, 0]
-        else (loads.network[n, 0])
-    )
-    return (
-        costs.backlog[n]
-        + max(
-            loads.work[n] - costs.work[out, e] + costs.work[r, d],
-            max(longest, costs.latency[r, d]),
-        )
-        + max(slowest, costs.network[r, d])
-    )
+    work, longest, slowest = _without(costs, loads, n, out)
+    return finish_joined(costs, work, longest, slowest, r, d)
 
 
 @compiled
@@ -207,80 +186,3 @@ def separable_cost(costs: Costs, x: IntArray) -> Any:
     for r in range(x.size):
         total += costs.cost[r, x[r]]
     return total
-
-
-@compiled
-def latest_nodes(costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray) -> None:
-    """Fill `latest`, int64[3], with the nodes that finish last and `seconds` with when.
-
-    A move or a swap touches two nodes, so the latest of the others is among three. Missing ones
-    are END and 0.
-    """
-    latest[:] = END
-    seconds[:] = 0.0
-    for n in range(loads.queued.size):
-        if loads.queued[n] == 0:
-            continue
-        value = finish(costs, loads, n)
-        place = 3
-        while place > 0 and (latest[place - 1] == END or value > seconds[place - 1]):
-            place -= 1
-        for later in range(2, place, -1):
-            latest[later] = latest[later - 1]
-            seconds[later] = seconds[later - 1]
-        if place < 3:
-            latest[place] = n
-            seconds[place] = value
-
-
-@compiled_part
-def latest_of_others(latest: IntArray, seconds: FloatArray, a: int, b: int) -> Any:
-    """float64, seconds: when the last node other than a and b finishes."""
-    for place in range(3):
-        if latest[place] != a and latest[place] != b:
-            return seconds[place]
-    return 0.0
-
-
-@compiled
-def move_gain(
-    costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray, r: int, d: int
-) -> Any:
-    """float64: by how much J changes when request r goes to destination d. Constant time."""
-    here = loads.x[r]
-    a = costs.node_of[here]
-    b = costs.node_of[d]
-    others = latest_of_others(latest, seconds, a, b)
-    if a == b:
-        after = max(others, finish_exchanged(costs, loads, a, r, r, d))
-    else:
-        after = max(
-            others,
-            max(finish_without(costs, loads, a, r), finish_with(costs, loads, b, r, d)),
-        )
-    return costs.cost[r, d] - costs.cost[r, here] + costs.time_weight * (after - seconds[0])
-
-
-@compiled
-def swap_gain(
-    costs: Costs, loads: Loads, latest: IntArray, seconds: FloatArray, r: int, s: int
-) -> Any:
-    """float64: by how much J changes when r and s exchange destinations. Constant time.
-
-    For requests on different nodes.
-    """
-    d = loads.x[r]
-    e = loads.x[s]
-    a = costs.node_of[d]
-    b = costs.node_of[e]
-    after = max(
-        latest_of_others(latest, seconds, a, b),
-        max(finish_exchanged(costs, loads, a, r, s, d), finish_exchanged(costs, loads, b, s, r, e)),
-    )
-    return (
-        costs.cost[r, e]
-        + costs.cost[s, d]
-        - costs.cost[r, d]
-        - costs.cost[s, e]
-        + costs.time_weight * (after - seconds[0])
-    )

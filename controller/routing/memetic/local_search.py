@@ -25,7 +25,7 @@ from controller.routing.memetic.loads import (
     put,
     take,
 )
-from controller.routing.objective import Costs
+from controller.routing.node_loads import Costs
 from controller.routing.problem import FloatArray, IntArray
 
 SLACK = 1e-9

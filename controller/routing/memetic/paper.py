@@ -22,15 +22,10 @@ from controller.routing.compiled import (
     random_unit,
     stable_order,
 )
-from controller.routing.memetic.chromosome import (
-    fitness,
-    legal_destinations,
-    load_aware,
-    predicted_lengths,
-    random_legal,
-)
+from controller.routing.memetic.chromosome import fitness, load_aware, predicted_lengths
 from controller.routing.memetic.operators import mutate, tournament, two_point_crossover
-from controller.routing.objective import Costs, scalarise
+from controller.routing.node_loads import Costs, NodeLoads, finish_of, no_loads, own_finish
+from controller.routing.objective import legal_destinations, random_legal, scalarise
 from controller.routing.policy import UNASSIGNED, Budget, Decision
 from controller.routing.problem import FloatArray, IntArray, RoutingProblem
 
@@ -114,17 +109,17 @@ class CemaPolicy:
 
 
 @compiled_part
-def _dominating_request(costs: Costs, x: IntArray, finish: FloatArray) -> Any:
+def _dominating_request(costs: Costs, x: IntArray, loads: NodeLoads) -> Any:
     """int64: on the node that finishes last, the request whose own finish is the latest."""
     worst = 0
-    for n in range(finish.size):
-        if finish[n] > finish[worst]:
+    for n in range(costs.backlog.size):
+        if finish_of(costs, loads, n) > finish_of(costs, loads, worst):
             worst = n
     chosen = 0
     longest = -1.0
     for r in range(x.size):
         if costs.node_of[x[r]] == worst:
-            own = costs.latency[r, x[r]] + costs.network[r, x[r]]
+            own = own_finish(0.0, costs.latency[r, x[r]], costs.network[r, x[r]])
             if own > longest:
                 longest, chosen = own, r
     return chosen
@@ -138,17 +133,16 @@ def _repair(
     legal: IntArray,
     counts: IntArray,
     state: NDArray[np.uint64],
-    finish: FloatArray,
-    nodes: FloatArray,
+    loads: NodeLoads,
     limits: Limits,
 ) -> Any:
     """Write the best improving of the trial moves into `x`; float64, its J.
 
     Source: Algorithm 3.
     """
-    best_j = fitness(costs, x, finish, nodes)
+    best_j = fitness(costs, x, loads)
     limits.evaluations[0] += 1
-    worst = _dominating_request(costs, x, finish)
+    worst = _dominating_request(costs, x, loads)
     first = second = -1
     first_to = second_to = -1
     for trial in range(trials):
@@ -167,7 +161,7 @@ def _repair(
             if x_r == x_s or costs.cost[r, x_s] == np.inf or costs.cost[s, x_r] == np.inf:
                 continue
             x[r], x[s] = x_s, x_r
-        j = fitness(costs, x, finish, nodes)
+        j = fitness(costs, x, loads)
         limits.evaluations[0] += 1
         if j < best_j:
             best_j = j
@@ -203,8 +197,7 @@ def _evolve(
     """
     n_requests = costs.cost.shape[0]
     legal, counts = legal_destinations(costs)
-    finish = np.zeros(costs.backlog.size)
-    nodes = np.zeros((3, costs.backlog.size))
+    loads = no_loads(costs.backlog.size)
     # Parents stand in the first half, offspring in the second.
     chromosomes = np.zeros((2 * population, n_requests), dtype=np.int64)
     scores = np.full(2 * population, np.inf)
@@ -212,7 +205,7 @@ def _evolve(
     for p in range(1, population):
         random_legal(legal, counts, state, chromosomes[p])
     for p in range(population):
-        scores[p] = fitness(costs, chromosomes[p], finish, nodes)
+        scores[p] = fitness(costs, chromosomes[p], loads)
         limits.evaluations[0] += 1
     history = np.empty(generations + 1)
     history[0] = scores[:population].min()
@@ -235,10 +228,10 @@ def _evolve(
             mutate(child, mutation_probability, legal, counts, state)
             if crossed and random_unit(state) < repair_probability:
                 scores[p] = _repair(
-                    costs, child, repair_trials, legal, counts, state, finish, nodes, limits
+                    costs, child, repair_trials, legal, counts, state, loads, limits
                 )
             else:
-                scores[p] = fitness(costs, child, finish, nodes)
+                scores[p] = fitness(costs, child, loads)
                 limits.evaluations[0] += 1
         order = stable_order(scores)
         chromosomes = chromosomes[order]

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.routing.completion import node_completion_seconds
 from controller.routing.evaluator import evaluate, evaluate_one
 from controller.routing.objective import (
     bounds_of,
     normalised,
     objectives,
     scalarise,
-    single_term_assignments,
 )
 from controller.routing.policy import UNASSIGNED
 from controller.routing.problem import Normalisation, ProblemMetadata, RoutingProblem
-from controller.routing.queueing import finish_seconds, node_completion_seconds
 from tests.unit.controller.routing.problems import (
     every_assignment,
     loop_terms,
@@ -49,8 +48,6 @@ def test_terms_are_those_worked_by_hand(case: dict[str, Any]) -> None:
     assert terms.completion_seconds == pytest.approx(max(case["node_completion_seconds"]))
     nodes = node_completion_seconds(problem, chosen[None, :])[0]
     assert nodes == pytest.approx(case["node_completion_seconds"])
-    expected = [np.nan if value is None else value for value in case["finish_seconds"]]
-    assert finish_seconds(problem, chosen) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", ["payoff", "minmax"])
@@ -60,7 +57,7 @@ def test_bounds_are_those_worked_by_hand(name: str) -> None:
 
 
 def test_single_term_assignments_are_those_worked_by_hand() -> None:
-    assert single_term_assignments(golden_problem()).tolist() == GOLDEN["payoff"]["assignments"]
+    assert scalarise(golden_problem()).seeds.tolist() == GOLDEN["payoff"]["assignments"]
 
 
 @settings(deadline=None)
@@ -93,9 +90,10 @@ def test_weighed_problem_has_the_objective_of_the_evaluator(problem: RoutingProb
 def test_more_backlog_never_finishes_anything_sooner(problem: RoutingProblem) -> None:
     later = replace(problem, backlog_seconds=problem.backlog_seconds + 1.5)
     chosen = np.where(problem.routable, problem.feasible.argmax(axis=1), UNASSIGNED)
-    before, after = finish_seconds(problem, chosen), finish_seconds(later, chosen)
-    sent = chosen != UNASSIGNED
-    assert after[sent] == pytest.approx(before[sent] + 1.5)
+    before = node_completion_seconds(problem, chosen[None, :])[0]
+    used = before > 0.0
+    after = node_completion_seconds(later, chosen[None, :])[0]
+    assert after[used] == pytest.approx(before[used] + 1.5)
     assert (
         evaluate_one(later, chosen).completion_seconds
         >= evaluate_one(problem, chosen).completion_seconds
@@ -117,36 +115,19 @@ def test_permuting_requests_and_destinations_changes_no_term(
 
 @settings(deadline=None)
 @given(problems())
-def test_serial_simulation_is_fifo_and_ends_at_the_bound(problem: RoutingProblem) -> None:
-    """With one slot a node the bound is exact but for the transfer of whoever is last."""
+def test_node_with_one_slot_is_done_when_its_queue_is(problem: RoutingProblem) -> None:
+    """Where work is latency, first come first served ends at the bound but for the transfer."""
     serial = replace(
         problem,
         latency_seconds=problem.work_seconds,
         network_seconds=np.zeros_like(problem.network_seconds),
         node_of=np.zeros(problem.n_destinations, dtype=np.int64),
         backlog_seconds=problem.backlog_seconds[:1],
-        metadata=ProblemMetadata(slots=np.ones(problem.n_destinations, dtype=np.int64)),
+        metadata=ProblemMetadata(),
     )
     chosen = np.zeros(problem.n_requests, dtype=np.int64)
-    expected = serial.backlog_seconds[0] + np.cumsum(serial.work_seconds[:, 0])
-    assert finish_seconds(serial, chosen) == pytest.approx(expected)
-    bound = evaluate_one(serial, chosen).completion_seconds
-    assert finish_seconds(serial, chosen).max() == pytest.approx(bound)
-
-
-@settings(deadline=None)
-@given(problems())
-def test_simulation_never_beats_the_bound_without_its_network_part(
-    problem: RoutingProblem,
-) -> None:
-    still = replace(problem, network_seconds=np.zeros_like(problem.network_seconds))
-    chosen = np.arange(problem.n_requests) % problem.n_destinations
-    bound = node_completion_seconds(still, chosen[None, :])[0]
-    finish = finish_seconds(still, chosen)
-    for n in range(problem.n_nodes):
-        here = problem.node_of[chosen] == n
-        if here.any():
-            assert finish[here].max() >= bound[n] - 1e-9
+    expected = serial.backlog_seconds[0] + serial.work_seconds[:, 0].sum()
+    assert evaluate_one(serial, chosen).completion_seconds == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_contract_and_formulation_are_imported_without_numba() -> None:
     code = (
         "import sys\n"
         "from controller.routing import feasibility, formulation, policies, policy, problem\n"
-        "from controller.routing import evaluator, queueing\n"
+        "from controller.routing import completion, evaluator\n"
         "policies.policy_names(); policies.policy_named('round-robin')\n"
         "sys.exit('numba' in sys.modules)"
     )
