@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -23,6 +23,7 @@ from controller.quality.learner import Learner
 from controller.request_manager.decider import Decider
 from controller.storage.memory import MemoryStore
 from controller.telemetry.metrics import Metrics
+from edge_agent.engine.registry import ModelSettings
 
 DOCS = Path(__file__).parent
 WIDTH = 96
@@ -68,16 +69,31 @@ def settings_page() -> str:
         "",
         "### [[models]]",
         "",
-        *_table(edge_agent.config.ModelSettings, skip={"remote"}),
-        "",
-        "### [models.remote]",
-        "",
-        "After a `[[models]]` entry: that model is answered by an OpenAI-compatible server; see",
-        "[remote engines](remote-engines.md).",
-        "",
-        *_table(edge_agent.config.RemoteSettings),
+        *_table(ModelSettings, skip=set(engine_sections())),
     ]
+    for name, section in engine_sections().items():
+        lines += [
+            "",
+            f"### [models.{name}]",
+            "",
+            f"After a `[[models]]` entry. {_opening(section)}",
+        ]
+        lines += ["", *_table(section)]
     return "\n".join(lines) + "\n"
+
+
+def engine_sections() -> dict[str, type[Any]]:
+    """The sections that a model's entry may have, by name: one for a kind of engine."""
+    hints = get_type_hints(ModelSettings)
+    kinds = {name: get_args(hint) for name, hint in hints.items()}
+    return {
+        name: args[0] for name, args in kinds.items() if args and dataclasses.is_dataclass(args[0])
+    }
+
+
+def _opening(cls: type[Any]) -> str:
+    """What a class's docstring says before its attributes, in one line."""
+    return " ".join((cls.__doc__ or "").partition("Attributes:")[0].split())
 
 
 def _table(cls: type[Any], skip: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:

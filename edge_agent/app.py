@@ -15,8 +15,10 @@ from edge_agent import __version__
 from edge_agent.agent import Agent
 from edge_agent.config import Settings
 from edge_agent.control import ControlServer
-from edge_agent.engine.base import EngineSettings, InferenceEngine
+from edge_agent.engine.base import InferenceEngine
 from edge_agent.engine.memory import available_bytes
+from edge_agent.engine.registry import ENGINES, SpecOf
+from edge_agent.engine.spec import FetchModel
 from edge_agent.errors import AgentError
 from edge_agent.identity import HostDescription, describe_host
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
@@ -30,8 +32,6 @@ from edge_agent.sensors.power_mode import read_power_mode
 from edge_agent.sensors.power_model import PowerModel, power_model
 from edge_agent.sensors.sampler import PowerSampler, board_sensors
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import PrepareModel
-from edge_agent.serving.loading import MakeEngine
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.orders import OrderDesk
 from edge_agent.serving.prepare import ModelPreparer
@@ -47,13 +47,6 @@ log = structlog.get_logger()
 
 _FLUSH_SECONDS: Final = 2.0
 _ENERGY_SECONDS: Final = 1.0
-
-
-def make_llama_engine(settings: EngineSettings) -> InferenceEngine:
-    """The engine that `edge-agent run` uses."""
-    from edge_agent.engine.llama.supervisor import SupervisedEngine
-
-    return SupervisedEngine(settings)
 
 
 async def measure(engine: InferenceEngine, slots: int) -> Speeds:
@@ -90,8 +83,8 @@ async def run(
     settings: Settings,
     stop: asyncio.Event,
     on_ready: Callable[[], None] = lambda: None,
-    prepare: PrepareModel | None = None,
-    make_engine: MakeEngine = make_llama_engine,
+    fetch: FetchModel | None = None,
+    engines: Sequence[SpecOf] = ENGINES,
     calibrate: Calibrate = measure,
     find_sensors: FindSensors = find_board_sensors,
     reloading: Reloading | None = None,
@@ -100,8 +93,8 @@ async def run(
 
     Args:
         on_ready: called once the status socket answers.
-        prepare: finds model files; None takes the catalogue's.
-        make_engine: what decodes.
+        fetch: finds model files; None takes the catalogue's.
+        engines: kinds of engine that models can have.
         calibrate: measures a loaded engine.
         find_sensors: power sensors to try, best first.
         reloading: how new settings come; None takes none.
@@ -171,10 +164,10 @@ async def run(
     preparer = ModelPreparer(settings)
     models = ModelHost(
         settings,
-        prepare or preparer,
-        make_engine,
+        fetch or preparer,
         calibrate,
         link.models_changed,
+        engines,
         available_bytes=available_bytes(),
         total_bytes=host.memory_bytes,
         measure_energy=measure_energy,

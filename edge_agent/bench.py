@@ -18,6 +18,7 @@ from edge_agent.engine.base import (
     GenerationEvent,
     GenerationRequest,
     InferenceEngine,
+    Message,
     PromptProgress,
     RejectedError,
     RejectionKind,
@@ -200,7 +201,7 @@ async def _prefill_rate(engine: InferenceEngine, seconds: float, clock: Clock) -
     characters = _READING_CHARACTERS
     while True:
         text = _READING_TEXT * (characters // len(_READING_TEXT) + 1)
-        request = GenerationRequest("bench-read", text[:characters], Sampling(1, temperature=0.0))
+        request = _asked(engine, "bench-read", text[:characters], 1)
         try:
             return await _timed_prefill(engine, request, seconds, clock)
         except RejectedError as error:
@@ -220,7 +221,7 @@ async def _timed_prefill(
             now = clock()
             if isinstance(event, Finished):
                 return event.prompt_tokens / max(event.prefill_seconds, _LEAST_SECONDS)
-            if isinstance(event, PromptProgress):
+            if isinstance(event, PromptProgress) and not event.is_estimate:
                 progress.append((now, event.tokens_read))
                 # Two steps at least, so that there is something between them.
                 if len(progress) > 2 and now - progress[0][0] > seconds:
@@ -310,8 +311,7 @@ class _Window:
 
 
 async def _read_into(engine: InferenceEngine, key: str, opening: str, window: _Window) -> None:
-    sampling = Sampling(_LONGEST_ANSWER_TOKENS, temperature=0.0)
-    request = GenerationRequest(key, opening, sampling)
+    request = _asked(engine, key, opening, _LONGEST_ANSWER_TOKENS)
     async with open_stream(engine, request) as events:
         async for event in events:
             if isinstance(event, TextChunk):
@@ -320,6 +320,12 @@ async def _read_into(engine: InferenceEngine, key: str, opening: str, window: _W
                 window.is_closed = True
             if window.is_closed:
                 break
+
+
+def _asked(engine: InferenceEngine, key: str, text: str, max_tokens: int) -> GenerationRequest:
+    """A request that the engine answers: a chat where it takes no raw prompts."""
+    prompt = text if engine.stats().takes_raw_prompts else (Message("user", text),)
+    return GenerationRequest(key, prompt, Sampling(max_tokens, temperature=0.0))
 
 
 @asynccontextmanager

@@ -484,6 +484,7 @@ def _run_bench(
 ) -> Any:
     """What `measure` makes of the settings of an engine that runs the model."""
     from edge_agent.engine.base import EngineSettings
+    from edge_agent.engine.registry import ModelSettings, spec_of
     from edge_agent.identity import usable_cores
 
     if (model is None) == (path is None):
@@ -502,10 +503,11 @@ def _run_bench(
             ) -> None:
                 click.echo(text, err=True)
 
-            prepared = await ModelPreparer(settings)(str(model), report)
-            file = prepared.path
+            entries = {entry.name: entry for entry in settings.models}
+            entry = entries.get(str(model), ModelSettings(str(model)))
+            file = (await spec_of(entry).prepare(entry, ModelPreparer(settings), report)).path
             if file is None:
-                raise UsageError(f"{model} is remote; name a model that this device runs itself.")
+                raise UsageError(f"{model} has no file here; name a model that this device runs.")
         return await measure(
             EngineSettings(
                 model_path=file,

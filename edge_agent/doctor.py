@@ -1,28 +1,34 @@
 """What `edge-agent doctor` checks, and the exact fix for what it finds."""
 
 import asyncio
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from edge_agent.build_fit import compare_features, maps_gpu_memory_virtually
-from edge_agent.config import ModelSettings, Settings
+from edge_agent.config import Settings
 from edge_agent.engine.memory import largest_free_block_bytes
+from edge_agent.engine.registry import spec_of
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.errors import AgentError, NotRunningError, UnknownModelError, UsageError
-from edge_agent.identity import describe_host, user_name
+from edge_agent.findings import Finding
+from edge_agent.identity import describe_host, is_loopback, user_name
 from edge_agent.sensors.jetson import is_jetson
 from edge_agent.sensors.sysfs import in_order
 from edge_agent.status import ask_status
 from edge_agent.tls_check import check_certificate
+
+if TYPE_CHECKING:
+    from edge_agent.models.catalog import Catalog
+    from edge_agent.models.store import ModelStore
 
 _EARLIEST_PLAUSIBLE_TIME: Final = 1_767_225_600  # 2026-01-01: older than this software
 _DISK_RESERVE_BYTES: Final = 1_000_000_000
@@ -45,27 +51,12 @@ _DEVICES: Final = (
 """What GPUs and a Pi's firmware are reached by; each belongs to a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: "ok", "warning" or "error"; `fix` is what to do about the last two."""
-
-    check: str
-    level: str
-    text: str
-    fix: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
-        return asdict(self)
-
-
 async def examine(settings: Settings) -> list[Finding]:
     """Run every check; one that fails itself is reported as an error and stops nothing."""
     checks: tuple[tuple[str, Callable[[Settings], Awaitable[list[Finding]]]], ...] = (
         ("engine", _check_engine),
         ("data_dir", _check_data_dir),
         ("models", _check_models),
-        ("remote", _check_remote),
         ("memory", _check_memory),
         ("devices", _check_devices),
         ("sensors", _check_sensors),
@@ -90,7 +81,7 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 async def _check_engine(settings: Settings) -> list[Finding]:
-    if settings.models and all(model.remote for model in settings.models):
+    if settings.models and not any(spec_of(model).uses_this_machine for model in settings.models):
         return [Finding("engine", "ok", "not needed: every model is remote")]
     # In a child: a build for another CPU dies with an illegal instruction, and the doctor must not.
     process = await asyncio.create_subprocess_exec(
@@ -180,9 +171,6 @@ async def _check_data_dir(settings: Settings) -> list[Finding]:
 
 
 async def _check_models(settings: Settings) -> list[Finding]:
-    from edge_agent.models.catalog import load_catalog
-    from edge_agent.models.store import ModelPresence, ModelStore
-
     if not settings.models:
         return [
             Finding(
@@ -192,93 +180,70 @@ async def _check_models(settings: Settings) -> list[Finding]:
                 'add [[models]] with name = "..." (edge-agent models list)',
             )
         ]
-    catalog = load_catalog(user_path=settings.catalog_path)
-    store = ModelStore(settings.models_path)
-    findings = []
+    shelf = _CatalogueShelf(settings)
+    found: list[Finding] = []
     for model in settings.models:
-        if model.remote is not None:
-            continue  # `_check_remote` asks for it
-        entry = catalog.get(model.name)
-        presence = store.state_of(entry).presence
+        try:
+            found += await spec_of(model).examine(model, shelf)
+        except AgentError as error:
+            found.append(Finding("models", "error", str(error)))
+    # What is here comes before what is elsewhere.
+    return sorted(found, key=lambda finding: finding.check != "models")
+
+
+class _CatalogueShelf:
+    """The files of the catalogue's models on this machine; see `Shelf`. Read when asked for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @functools.cached_property
+    def _catalog(self) -> "Catalog":
+        from edge_agent.models.catalog import load_catalog
+
+        return load_catalog(user_path=self._settings.catalog_path)
+
+    @functools.cached_property
+    def _store(self) -> "ModelStore":
+        from edge_agent.models.store import ModelStore
+
+        return ModelStore(self._settings.models_path)
+
+    def find(self, name: str) -> PreparedModel | None:
+        from edge_agent.models.store import ModelPresence
+
+        try:
+            entry = self._catalog.get(name)
+        except UnknownModelError:
+            return None
+        if self._store.state_of(entry).presence is not ModelPresence.INSTALLED:
+            return None
+        path = self._store.path_of(entry)
+        return PreparedModel(path, "", "", 0.0, "", entry.context_tokens, None)
+
+    def examine(self, name: str) -> list[Finding]:
+        from edge_agent.models.store import ModelPresence
+
+        entry = self._catalog.get(name)
+        presence = self._store.state_of(entry).presence
         if presence is ModelPresence.INSTALLED:
-            findings.append(Finding("models", "ok", f"{model.name}: {store.path_of(entry)}"))
-            continue
-        free = _free_bytes(settings.models_path)
+            return [Finding("models", "ok", f"{name}: {self._store.path_of(entry)}")]
+        free = _free_bytes(self._settings.models_path)
         if entry.size_bytes is not None and free - entry.size_bytes < _DISK_RESERVE_BYTES:
             text = (
-                f"{model.name}: {presence.value}; it has {entry.size_bytes / 1e9:.1f} GB, "
+                f"{name}: {presence.value}; it has {entry.size_bytes / 1e9:.1f} GB, "
                 f"{free / 1e9:.1f} GB are free, and {_DISK_RESERVE_BYTES / 1e9:g} GB stay free"
             )
             fix = "edge-agent models remove NAME of one that is not used, or set models_dir"
-            findings.append(Finding("models", "error", text, fix))
-            continue
-        findings.append(
-            Finding(
-                "models",
-                "warning",
-                f"{model.name}: {presence.value}; the agent will fetch it when it starts",
-                f"edge-agent models pull {model.name}",
-            )
-        )
-    return findings
+            return [Finding("models", "error", text, fix)]
+        text = f"{name}: {presence.value}; the agent will fetch it when it starts"
+        return [Finding("models", "warning", text, f"edge-agent models pull {name}")]
 
 
 def _free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-async def _check_remote(settings: Settings) -> list[Finding]:
-    remotes = [model for model in settings.models if model.remote is not None]
-    return [found for model in remotes for found in await _check_endpoint(model)]
-
-
-def _others_may_open(file: Path) -> bool:
-    try:
-        return bool(file.stat().st_mode & 0o077)
-    except OSError:
-        return False  # that it is missing or unreadable is told where it is read
-
-
-async def _check_endpoint(model: ModelSettings) -> list[Finding]:
-    """Ask an endpoint for its models, which costs nothing anywhere."""
-    from edge_agent.engine.remote.endpoint import RemoteError, look, new_client, read_api_key
-
-    remote = model.remote
-    assert remote is not None
-    findings = []
-    key_file = Path(remote.api_key_file).expanduser()
-    if remote.api_key_file and _others_may_open(key_file):
-        text = f"{model.name}: others can read the API key in {key_file}"
-        findings.append(Finding("remote", "warning", text, f"chmod 600 {key_file}"))
-    has_key = bool(remote.api_key_file or remote.api_key_env)
-    if (
-        has_key
-        and remote.base_url.startswith("http://")
-        and not is_loopback(urlsplit(remote.base_url).hostname or "")
-    ):
-        text = f"{model.name}: the API key goes to {remote.base_url} unencrypted"
-        findings.append(Finding("remote", "warning", text, "use https in base_url"))
-
-    def headers() -> dict[str, str]:
-        key = read_api_key(remote.api_key_file, remote.api_key_env, os.environ)
-        return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-    try:
-        async with new_client(1, 5.0) as client:
-            listing = await look(client, remote.base_url.rstrip("/"), remote.model, headers)
-    except RemoteError as error:
-        fix = f"correct [models.remote] of {model.name}, or start the server there"
-        text = f"{model.name}: {error.issue.value}: {error}"
-        return [*findings, Finding("remote", "error", text, fix)]
-    text = f"{model.name}: {listing.model} at {remote.base_url} answers"
-    return [*findings, Finding("remote", "ok", text)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host stays on this machine."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _check_memory(settings: Settings) -> list[Finding]:
@@ -296,27 +261,15 @@ async def _check_memory(settings: Settings) -> list[Finding]:
 def _check_budget(settings: Settings) -> list[Finding]:
     """Whether the models that are here and loaded at start fit the memory budget together."""
     from edge_agent.engine.memory import available_bytes
-    from edge_agent.models.catalog import load_catalog
-    from edge_agent.models.store import ModelPresence, ModelStore
-    from edge_agent.serving.engine_settings import local_engine_settings
-    from edge_agent.serving.hosted import PreparedModel, estimate_model_bytes
     from edge_agent.serving.residency import budget_of
 
-    catalog = load_catalog(user_path=settings.catalog_path)
-    store = ModelStore(settings.models_path)
+    shelf = _CatalogueShelf(settings)
     needs: dict[str, int] = {}
     for model in settings.models:
-        if model.remote is not None or not model.load_at_start:
-            continue
-        try:
-            entry = catalog.get(model.name)
-        except UnknownModelError:
-            continue  # `_check_models` tells of it
-        if store.state_of(entry).presence is not ModelPresence.INSTALLED:
-            continue
-        prepared = PreparedModel(store.path_of(entry), "", "", 0.0, "", entry.context_tokens, None)
-        needed = estimate_model_bytes(local_engine_settings(model, prepared))
-        if needed is not None:
+        prepared = shelf.find(model.name) if model.load_at_start else None
+        # One that is not here has no header to read; `_check_models` says so.
+        needed = None if prepared is None else spec_of(model).needed_bytes(model, prepared)
+        if needed:
             needs[model.name] = needed
     if not needs:
         return []

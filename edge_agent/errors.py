@@ -28,6 +28,11 @@ class AgentError(Exception):
 
     exit_code: ClassVar[int] = EXIT_FAILED
 
+    @property
+    def issue_name(self) -> str:
+        """The condition's name in `edge-agent status`, when it keeps a model from being loaded."""
+        return "model_unavailable"
+
 
 class UsageError(AgentError):
     """The command line or the settings are wrong."""
@@ -57,6 +62,11 @@ class SourcesFailedError(ModelError):
 
 class MemoryBudgetError(ModelError):
     """A model does not fit beside what is loaded; the text has the numbers."""
+
+    @property
+    def issue_name(self) -> str:
+        """See `AgentError.issue_name`."""
+        return "memory_budget"
 
 
 class ModelBusyError(ModelError):
@@ -99,3 +109,10 @@ class EngineError(AgentError):
         super().__init__(message)
         self.kind = kind
         self.stderr_tail = stderr_tail
+
+    @property
+    def issue_name(self) -> str:
+        """See `AgentError.issue_name`."""
+        if self.kind is EngineFailure.MISSING_FILE:
+            return "model_file_missing"
+        return str(self.kind.value)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:  # `status` needs neither, and should start fast
     from edge_agent.bench import BenchReport
-    from edge_agent.doctor import Finding
+    from edge_agent.findings import Finding
 
 
 def console(stderr: bool = False) -> Console:

@@ -59,8 +59,28 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a model is, tokens per second; None is not known.
+
+    Attributes:
+        prefill: prompt tokens read.
+        decode: of one answer alone.
+        saturated_decode: of all slots together.
+    """
+
+    prefill: float | None = None
+    decode: float | None = None
+    saturated_decode: float | None = None
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether nothing is left to be measured."""
+        return None not in (self.prefill, self.decode, self.saturated_decode)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What the engine learned from the file it loaded.
+    """What the engine learned from the model it loaded.
 
     Attributes:
         context_tokens: per sequence, as it came out (at most what was asked).
@@ -72,6 +92,8 @@ class LoadedModel:
         engine_version: such as "llama-cpp-python 0.3.36".
         resident_bytes: of the child after loading; None when unknown.
         supports_response_format: False refuses every request with a `response_format`.
+        declared_rates: speeds that hold without being measured; when all of them are there,
+            nothing may be sent to the model only to measure it.
     """
 
     context_tokens: int
@@ -84,6 +106,7 @@ class LoadedModel:
     engine_version: str
     resident_bytes: int | None
     supports_response_format: bool = False
+    declared_rates: Rates = Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +183,14 @@ class StopReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """The prompt is being read: sent at least once a second of prefill, never held back."""
+    """The prompt is being read: sent at least once a second of prefill, never held back.
+
+    `is_estimate` says that the engine cannot see how far the reading is.
+    """
 
     tokens_read: int
     tokens_total: int
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +253,7 @@ class EngineStats:
 
     `busy_seconds_total` is the time the child has spent decoding since it was loaded, and
     `failure` the kind of what is wrong with it, None while nothing is or nobody can tell.
+    `takes_raw_prompts` is False for an engine that answers chats alone, as far as it is known.
     """
 
     is_ready: bool
@@ -236,6 +264,7 @@ class EngineStats:
     resident_bytes: int | None
     issue: str | None
     failure: EngineFailure | None = None
+    takes_raw_prompts: bool = True
 
 
 class InferenceEngine(Protocol):

@@ -1,60 +1,15 @@
 """What is known of one model of this node."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from edge_agent.config import ModelSettings
-from edge_agent.engine.base import EngineSettings, InferenceEngine, LoadedModel
-from edge_agent.engine.remote.endpoint import RemoteError
-from edge_agent.errors import AgentError, EngineError, EngineFailure, MemoryBudgetError
+from edge_agent.engine.base import InferenceEngine, LoadedModel
+from edge_agent.engine.registry import ENGINES, SpecOf, spec_of
+from edge_agent.engine.spec import EngineSpec, PreparedModel
+from edge_agent.errors import EngineFailure
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A verified file and what the catalogue says of it, or a remote model and its settings.
-
-    Attributes:
-        path: None for a remote model.
-        digest: of the file; for a remote model of where it is.
-        context_tokens: 0 for a remote model whose settings do not say.
-        chat_template: overrides the file's own; None uses the file's.
-        is_base_model: not tuned to follow instructions.
-    """
-
-    path: Path | None
-    digest: str
-    family: str
-    parameters_billions: float
-    quantisation: str
-    context_tokens: int
-    chat_template: str | None
-    is_base_model: bool = False
-
-
-class Report(Protocol):
-    """Is told how the preparation of a model goes."""
-
-    def __call__(
-        self, text: str, progress_ratio: float | None = None, is_downloading: bool = False
-    ) -> None:
-        """What is being done, how far it is (0 to 1), and whether the file is on its way."""
-        ...
-
-
-class PrepareModel(Protocol):
-    """Finds, fetches and verifies a model's file."""
-
-    async def __call__(self, name: str, report: Report) -> PreparedModel:
-        """Prepare a model; `report` is told in words how it goes.
-
-        Raises:
-            ModelError: it cannot be had.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -72,6 +27,7 @@ class HostedModel:
         failure: of its engine, now or at the last try; None while all is well.
         failures: loads that failed in a row.
         retry_at: not loaded by itself before this, monotonic seconds.
+        engines: kinds of engine that it can have.
     """
 
     settings: ModelSettings
@@ -91,6 +47,7 @@ class HostedModel:
     failure: EngineFailure | None = None
     failures: int = 0
     retry_at: float = 0.0
+    engines: Sequence[SpecOf] = ENGINES
 
     @property
     def is_ready(self) -> bool:
@@ -98,19 +55,16 @@ class HostedModel:
         return self.phase is ModelPhase.READY and self.engine is not None
 
     @property
-    def is_remote(self) -> bool:
-        """Whether another machine answers for it."""
-        return self.settings.remote is not None
+    def spec(self) -> EngineSpec:
+        """The kind of engine that runs it."""
+        return spec_of(self.settings, self.engines)
 
     @property
     def refuses_raw_prompts(self) -> bool:
         """Whether only chats are answered, as far as it is known."""
-        remote = self.settings.remote
-        if remote is None:
-            return False
-        # A remote engine finds it out by asking.
-        takes: bool = getattr(self.engine, "takes_raw_prompts", remote.supports_raw_prompts)
-        return not takes
+        if self.engine is None:
+            return not self.spec.takes_raw_prompts
+        return not self.engine.stats().takes_raw_prompts
 
     @property
     def has_requests(self) -> bool:
@@ -126,41 +80,12 @@ class HostedModel:
         return None if self.engine is None else self.engine.stats().resident_bytes
 
 
-def new_hosted(settings: ModelSettings) -> HostedModel:
+def new_hosted(settings: ModelSettings, engines: Sequence[SpecOf] = ENGINES) -> HostedModel:
     """A model as the settings have it, before anything was done for it."""
     return HostedModel(
         settings,
         phase=ModelPhase.LOADING if settings.load_at_start else ModelPhase.UNLOADED,
         is_wanted=settings.load_at_start,
         is_pinned=settings.is_pinned,
+        engines=engines,
     )
-
-
-EstimateBytes = Callable[[EngineSettings], int | None]
-"""Memory that a model will need; None when its file cannot be read. May block."""
-
-
-def estimate_model_bytes(settings: EngineSettings) -> int | None:
-    """By the header of the model's file."""
-    from edge_agent.engine.llama.memory_need import estimate_bytes
-    from edge_agent.engine.llama.model_files import describe_model_file
-    from edge_agent.errors import ModelFileError
-
-    try:
-        return estimate_bytes(describe_model_file(settings.model_path), settings)
-    except ModelFileError:
-        return None  # the engine will say what is wrong with it
-
-
-def issue_of(error: AgentError) -> str:
-    """A failed load as an issue: its name, a colon, and what an operator should know."""
-    if isinstance(error, RemoteError):
-        return f"{error.issue.value}: {error}"
-    if isinstance(error, EngineError):
-        name = (
-            "model_file_missing" if error.kind is EngineFailure.MISSING_FILE else error.kind.value
-        )
-        return f"{name}: {error}"
-    if isinstance(error, MemoryBudgetError):
-        return f"memory_budget: {error}"
-    return f"model_unavailable: {error}"

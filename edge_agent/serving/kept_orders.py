@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
 
 from edge_agent.config import ModelSettings
+from edge_agent.engine.registry import ENGINES, SpecOf
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.hosted import HostedModel, new_hosted
 
@@ -58,28 +59,33 @@ def order_of(
 
 
 def models_at_start(
-    settings: Iterable[ModelSettings], kept: Mapping[str, KeptOrder]
+    settings: Iterable[ModelSettings],
+    kept: Mapping[str, KeptOrder],
+    engines: Sequence[SpecOf] = ENGINES,
 ) -> dict[str, HostedModel]:
     """The node's models by name: those of the settings as orders left them, then ordered ones."""
-    models = {entry.name: _restored(entry, kept.get(entry.name)) for entry in settings}
+    models = {entry.name: _restored(entry, kept.get(entry.name), engines) for entry in settings}
     for name, order in kept.items():
         if name not in models and not order.settings_digest:
-            models[name] = _ordered(ModelSettings(name, load_at_start=False), order)
+            models[name] = _ordered(ModelSettings(name, load_at_start=False), order, engines)
     return models
 
 
-def _restored(entry: ModelSettings, order: KeptOrder | None) -> HostedModel:
+def _restored(
+    entry: ModelSettings, order: KeptOrder | None, engines: Sequence[SpecOf]
+) -> HostedModel:
     if order is None or order.settings_digest != _digest(entry):
-        return new_hosted(entry)
-    return _ordered(entry, order)
+        return new_hosted(entry, engines)
+    return _ordered(entry, order, engines)
 
 
-def _ordered(entry: ModelSettings, order: KeptOrder) -> HostedModel:
+def _ordered(entry: ModelSettings, order: KeptOrder, engines: Sequence[SpecOf]) -> HostedModel:
     return HostedModel(
         replace(entry, slots=order.slots, context_tokens=order.context_tokens),
         phase=ModelPhase.LOADING if order.is_wanted else ModelPhase.UNLOADED,
         is_wanted=order.is_wanted,
         is_pinned=order.is_pinned,
+        engines=engines,
     )
 
 

@@ -4,14 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from edge_agent.engine.base import EngineSettings, InferenceEngine
-from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings
-from edge_agent.serving.engine_settings import local_engine_settings, remote_engine_settings
-from edge_agent.serving.hosted import EstimateBytes, HostedModel, PreparedModel, Report
+from edge_agent.engine.base import InferenceEngine
+from edge_agent.engine.spec import PreparedModel, Report
+from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.speeds import SpeedMeter
 
-MakeEngine = Callable[[EngineSettings], InferenceEngine]
-MakeRemoteEngine = Callable[[OpenAiSettings], OpenAiEngine]
 MakeRoom = Callable[[int], Awaitable[None]]
 """Has others give up memory until this many bytes are free; raises MemoryBudgetError."""
 
@@ -21,15 +18,9 @@ class ModelLoader:
     """Loads one model, and leaves nothing behind when that fails.
 
     Attributes:
-        make_engine: what decodes here.
-        make_remote_engine: what asks a remote endpoint.
-        estimate: memory that a model will need.
         speeds: knows or measures what the loaded engine can do.
     """
 
-    make_engine: MakeEngine
-    make_remote_engine: MakeRemoteEngine
-    estimate: EstimateBytes
     speeds: SpeedMeter
 
     async def load(
@@ -41,20 +32,12 @@ class ModelLoader:
             EngineError: it cannot be loaded or measured; its process is gone.
             MemoryBudgetError: there is no room for it.
         """
-        if model.is_remote:
-            report("trying out the remote endpoint")
-            remote = self.make_remote_engine(remote_engine_settings(model.settings))
-            return await self._bring_up(model, remote, make_room, report)
-        settings = local_engine_settings(model.settings, prepared)
-        needed = await asyncio.to_thread(self.estimate, settings) or 0
+        spec = model.spec
+        needed = await asyncio.to_thread(spec.needed_bytes, model.settings, prepared) or 0
         await make_room(needed)
-        report("loading")
+        report(spec.loading_text)
         model.reserved_bytes = needed
-        return await self._bring_up(model, self.make_engine(settings), make_room, report)
-
-    async def _bring_up(
-        self, model: HostedModel, engine: InferenceEngine, make_room: MakeRoom, report: Report
-    ) -> InferenceEngine:
+        engine = spec.make(model.settings, prepared)
         is_up = False
         try:
             model.loaded = await engine.load()

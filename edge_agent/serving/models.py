@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ import structlog
 from edge_agent.config import ModelSettings, Settings
 from edge_agent.engine.base import InferenceEngine
 from edge_agent.engine.llama.failures import is_want_of_memory
-from edge_agent.engine.remote.engine import OpenAiEngine
+from edge_agent.engine.registry import ENGINES, SpecOf, check_limits, run_alike
+from edge_agent.engine.spec import FetchModel
 from edge_agent.errors import (
     AgentError,
     EngineError,
@@ -21,17 +22,9 @@ from edge_agent.errors import (
 )
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import KeptCalibrations
-from edge_agent.serving.engine_settings import check_limits, runs_alike
-from edge_agent.serving.hosted import (
-    EstimateBytes,
-    HostedModel,
-    PrepareModel,
-    estimate_model_bytes,
-    issue_of,
-    new_hosted,
-)
+from edge_agent.serving.hosted import HostedModel, new_hosted
 from edge_agent.serving.kept_orders import KeptOrder, KeptOrders, models_at_start, order_of
-from edge_agent.serving.loading import MakeEngine, MakeRemoteEngine, ModelLoader
+from edge_agent.serving.loading import ModelLoader
 from edge_agent.serving.residency import budget_of
 from edge_agent.serving.speeds import Calibrate, MeasureEnergy, SpeedMeter
 from edge_agent.serving.unloading import Unloader
@@ -61,8 +54,7 @@ class ModelHost:
 
     Attributes:
         on_change: called after each change of what the controller is told.
-        make_remote_engine: what asks a remote endpoint.
-        estimate: memory that a model will need.
+        engines: kinds of engine that models can have.
         available_bytes: memory for models when nothing else limits it; see `MemorySettings`.
         total_bytes: of the machine.
         measure_energy: joules of a token on a loaded local engine; None where nothing can tell.
@@ -71,12 +63,10 @@ class ModelHost:
     """
 
     settings: Settings
-    prepare: PrepareModel
-    make_engine: MakeEngine
+    fetch: FetchModel
     calibrate: Calibrate
     on_change: Callable[[], None]
-    make_remote_engine: MakeRemoteEngine = OpenAiEngine
-    estimate: EstimateBytes = estimate_model_bytes
+    engines: Sequence[SpecOf] = ENGINES
     available_bytes: int = 1 << 60
     total_bytes: int = 1 << 60
     measure_energy: MeasureEnergy | None = None
@@ -99,16 +89,14 @@ class ModelHost:
     def __post_init__(self) -> None:
         folder = self.settings.data_dir
         self._orders = KeptOrders(folder / "model-orders.json")
-        self.models = models_at_start(self.settings.models, self._orders.orders)
+        self.models = models_at_start(self.settings.models, self._orders.orders, self.engines)
         self._speeds = SpeedMeter(
             KeptCalibrations(folder / "calibrations.json"),
             self.calibrate,
             self.measure_energy,
             self.power_mode,
         )
-        self._loader = ModelLoader(
-            self.make_engine, self.make_remote_engine, self.estimate, self._speeds
-        )
+        self._loader = ModelLoader(self._speeds)
         self._unloader = Unloader(
             self.models,
             lambda: self.budget_bytes,
@@ -189,7 +177,9 @@ class ModelHost:
         model = self.models.get(name)
         is_new = model is None
         if model is None:
-            model = HostedModel(ModelSettings(name), ModelPhase.UNLOADED, is_wanted=False)
+            model = HostedModel(
+                ModelSettings(name), ModelPhase.UNLOADED, is_wanted=False, engines=self.engines
+            )
         wanted = replace(
             model.settings,
             slots=model.settings.slots if slots is None else slots,
@@ -257,7 +247,7 @@ class ModelHost:
             engine, loaded = model.engine, model.loaded
             if not model.is_ready or engine is None or loaded is None:
                 raise ModelBusyError(f"{name} is not loaded now; load it first")
-            if isinstance(engine, OpenAiEngine) and engine.known_rates is not None:
+            if loaded.declared_rates.are_complete:
                 raise ModelBusyError(
                     f"{name} is not measured: its speeds are declared, or its answers cost money"
                 )
@@ -311,11 +301,11 @@ class ModelHost:
         for name, wanted in after.items():
             model = self.models.get(name)
             if model is None:
-                self.models[name] = new_hosted(wanted)
+                self.models[name] = new_hosted(wanted, self.engines)
                 continue
             if wanted == before.get(name):
                 continue
-            if not runs_alike(model.settings, wanted):
+            if not run_alike(model.settings, wanted, self.engines):
                 await self._take_down(model)
                 model.is_wanted, model.retry_at, model.failures = wanted.load_at_start, 0.0, 0
                 model.prepared = model.loaded = model.speeds = None
@@ -369,9 +359,11 @@ class ModelHost:
             self._say(model, text)
 
         try:
-            report("asking the remote endpoint" if model.is_remote else "preparing the model file")
+            if self._preparing.locked():
+                report("waiting until other models are prepared")
             async with self._preparing:
-                model.prepared = prepared = await self.prepare(model.settings.name, report)
+                prepared = await model.spec.prepare(model.settings, self.fetch, report)
+                model.prepared = prepared
             async with self._changing:
 
                 async def room_for(needed_bytes: int) -> None:
@@ -380,7 +372,7 @@ class ModelHost:
                 model.engine = await self._loader.load(model, prepared, room_for, report)
                 self._loaded(model)
         except AgentError as error:
-            self._give_up(model, issue_of(error), error)
+            self._give_up(model, f"{error.issue_name}: {error}", error)
             raise
         except asyncio.CancelledError:
             model.reserved_bytes, model.progress_ratio = 0, None

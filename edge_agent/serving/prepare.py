@@ -1,14 +1,12 @@
 """From a model's name to a verified file, by way of the catalogue."""
 
-import hashlib
-
-from edge_agent.config import RemoteSettings, Settings
+from edge_agent.config import Settings
+from edge_agent.engine.spec import PreparedModel, Report
 from edge_agent.models.progress import PullProgress, PullStage
-from edge_agent.serving.hosted import PreparedModel, Report
 
 
 class ModelPreparer:
-    """Pulls what is missing, and verifies what is there; a remote model needs neither."""
+    """Pulls what is missing, and verifies what is there; see `FetchModel`."""
 
     def __init__(self, settings: Settings) -> None:
         self.apply(settings)
@@ -16,12 +14,9 @@ class ModelPreparer:
     def apply(self, settings: Settings) -> None:
         """Go by other settings from now on."""
         self._settings = settings
-        self._remote = {model.name: model.remote for model in settings.models if model.remote}
 
     async def __call__(self, name: str, report: Report) -> PreparedModel:
-        """Prepare a model; see `PrepareModel`."""
-        if name in self._remote:
-            return describe_remote(name, self._remote[name])
+        """Prepare a model of the catalogue; see `FetchModel`."""
         # Read late: the catalogue and the downloader cost start-up time, and an agent whose models
         # are all there needs them once.
         from edge_agent.models.catalog import load_catalog
@@ -55,19 +50,3 @@ class ModelPreparer:
             chat_template=entry.template.jinja,
             is_base_model=entry.is_base_model,
         )
-
-
-def describe_remote(name: str, remote: RemoteSettings) -> PreparedModel:
-    """What routing is told of a remote model before its endpoint was asked."""
-    where = f"{remote.base_url.rstrip('/')} {remote.model}"
-    return PreparedModel(
-        path=None,
-        # Whose bytes these are, nobody can say; where they are is all that tells two apart.
-        digest=f"remote-{hashlib.sha256(where.encode()).hexdigest()}",
-        family=remote.family or name,
-        parameters_billions=remote.parameters_billions,
-        quantisation=remote.quantisation,
-        context_tokens=remote.context_tokens,
-        chat_template=None,
-        is_base_model=remote.is_base_model,
-    )

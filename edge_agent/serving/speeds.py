@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_agent.engine.base import InferenceEngine, LoadedModel
-from edge_agent.engine.remote.engine import OpenAiEngine, Rates
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.serving.calibrations import KeptCalibrations, Speeds
-from edge_agent.serving.engine_settings import local_engine_settings
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.token_energy import TokenEnergy
 
@@ -54,19 +52,24 @@ class SpeedMeter:
         Raises:
             EngineError: it fails while it is measured, or takes too long.
         """
-        declared = Rates()
-        measured = engine
-        if isinstance(engine, OpenAiEngine):
-            if engine.known_rates is not None:
-                return Speeds(*engine.known_rates, engine_version=loaded.engine_version)
-            declared = engine.settings.declared
-            measured = engine.for_measuring()
-        mode = "" if model.is_remote else self.power_mode()
+        declared = loaded.declared_rates
+        if (
+            declared.prefill is not None
+            and declared.decode is not None
+            and declared.saturated_decode is not None
+        ):
+            return Speeds(
+                declared.prefill,
+                declared.decode,
+                declared.saturated_decode,
+                engine_version=loaded.engine_version,
+            )
+        mode = self.power_mode() if model.spec.uses_this_machine else ""
         key = _conditions(model, loaded, mode)
         speeds = None if is_fresh else self.kept.find(key)
         if speeds is None:
-            speeds = await self._measure(measured, loaded, mode)
-            if not model.is_remote:
+            speeds = await self._measure(engine, loaded, mode)
+            if model.spec.uses_this_machine:
                 speeds = await self._with_energy(speeds, engine, loaded)
             self.kept.keep(key, speeds)
         return replace(
@@ -85,7 +88,9 @@ class SpeedMeter:
     def hold_now(self, model: HostedModel) -> bool:
         """Whether a model's speeds hold for the power mode that the board has now."""
         return (
-            model.is_remote or model.speeds is None or model.speeds.power_mode == self.power_mode()
+            not model.spec.uses_this_machine
+            or model.speeds is None
+            or model.speeds.power_mode == self.power_mode()
         )
 
     async def _measure(self, engine: InferenceEngine, loaded: LoadedModel, mode: str) -> Speeds:
@@ -130,13 +135,7 @@ def _conditions(model: HostedModel, loaded: LoadedModel, power_mode: str) -> str
         loaded.engine_version,
         f"slots={model.settings.slots}",
     ]
-    if not model.is_remote:
-        settings = local_engine_settings(model.settings, model.prepared)
-        conditions += [
-            f"threads={settings.threads}",
-            f"gpu={settings.gpu_layers}",
-            f"share={settings.cpu_share_ratio:g}",
-            f"context={settings.context_tokens}",
-            f"power={power_mode}",
-        ]
+    conditions += model.spec.conditions(model.settings, model.prepared)
+    if model.spec.uses_this_machine:
+        conditions.append(f"power={power_mode}")
     return "/".join(conditions)

@@ -300,7 +300,7 @@ class WorkDesk:
 
     def _charge(self, order: WorkOrder, event: Finished) -> Charge | None:
         hosted = self._models(order.model)
-        is_remote = hosted is not None and hosted.is_remote
+        is_elsewhere = hosted is not None and not hosted.spec.uses_this_machine
         model = self._metered.get((order.request_id, order.attempt))
         work = Work(
             event.prefill_seconds,
@@ -312,7 +312,7 @@ class WorkDesk:
             charge = self._meter.charge(model, work)
             if charge is not None:
                 return charge
-        power = self._remote_power if is_remote else self._power
+        power = self._remote_power if is_elsewhere else self._power
         if power is None:
             return None
         # The engine was busy for this request alone during its work seconds, at full power.
@@ -326,7 +326,7 @@ class WorkDesk:
         if model is None:
             if self._metered.pop(key, None) is None:
                 return
-        elif model.settings.remote is None:  # a remote engine uses another machine's energy
+        elif model.spec.uses_this_machine:
             self._metered[key] = model.settings.name
         self._meter.engines_busy(Counter(self._metered.values()))
 

@@ -30,7 +30,8 @@ from edge_agent.engine.base import (
 )
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.engine.llama.supervisor import SupervisedEngine
-from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings
+from edge_agent.engine.remote.engine import OpenAiEngine
+from edge_agent.engine.remote.settings import OpenAiSettings
 from edge_agent.errors import EngineError, EngineFailure
 from tests.fakes.openai_server import OpenAiServer, answering
 

@@ -17,8 +17,8 @@ from edge_agent.config import ControllerSettings, ModelSettings, Settings
 from edge_agent.engine.base import EngineSettings, GenerationRequest, Sampling
 from edge_agent.engine.llama import supervisor
 from edge_agent.engine.llama.supervisor import SupervisedEngine
+from edge_agent.engine.spec import PreparedModel, Report
 from edge_agent.errors import EngineError, EngineFailure
-from edge_agent.serving.hosted import PreparedModel, Report
 from edge_agent.status import StatusObject, ask_status
 from tests.fakes.fleet import RunningFleet, calibrate_fake, infer_request, running_fleet
 from tests.fakes.waiting import until
@@ -90,7 +90,7 @@ async def serving(fleet: RunningFleet, weights: Path, folder: Path) -> AsyncIter
         agent_app.run(
             settings,
             stop,
-            prepare=prepare,
+            fetch=prepare,
             calibrate=calibrate_fake,
             find_sensors=lambda settings: [],
         )

@@ -15,8 +15,10 @@ from edge_agent.app import run
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
 from edge_agent.engine.base import InferenceEngine
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.llama.spec import LlamaSpec
+from edge_agent.engine.registry import ENGINES
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import PreparedModel
 from edge_agent.telemetry import configure_logs
 
 
@@ -44,8 +46,8 @@ async def main(folder: Path, address: str, ca_file: str) -> None:
     await run(
         settings,
         stop,
-        prepare=prepare,
-        make_engine=FakeEngine,
+        fetch=prepare,
+        engines=(*ENGINES[:-1], lambda entry: LlamaSpec(FakeEngine)),
         calibrate=calibrate,
         find_sensors=lambda settings: [],
     )

@@ -22,10 +22,11 @@ from edge_agent.config import ControllerSettings, ModelSettings
 from edge_agent.config import Settings as AgentSettings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import PreparedModel
 from edge_agent.status import StatusObject, ask_status
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
+from tests.fakes.engines import engines_with
 
 FAST = BatchingSettings(window_seconds=0.2, quiet_seconds=0.02)
 FLEET = FleetSettings(health_interval_seconds=0.1, lease_seconds=2.0, probe_interval_seconds=0.2)
@@ -62,8 +63,8 @@ class RunningAgent:
             agent_app.run(
                 self.settings,
                 self._stop,
-                prepare=prepare_fake,
-                make_engine=make,
+                fetch=prepare_fake,
+                engines=engines_with(make),
                 calibrate=calibrate_fake,
                 find_sensors=lambda settings: [],  # what this machine has must not matter
             )

@@ -12,13 +12,14 @@ from edge_agent.app import run
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.render import print_status
 from edge_agent.sensors.base import Sensor
 from edge_agent.sensors.jetson import JetsonSensor
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import PreparedModel
 from edge_agent.status import ask_status
+from tests.fakes.engines import engines_with
 from tests.fixtures.sysfs.boards import orin_nano, write
 
 
@@ -51,7 +52,7 @@ async def status_of_agent(
             stop,
             ready.set,
             prepare,
-            make_engine,
+            engines_with(make_engine),
             calibrate,
             lambda settings: sensors,
         )

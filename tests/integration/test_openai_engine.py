@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from edge_agent import app as agent_app
-from edge_agent.config import ControllerSettings, ModelSettings, RemoteSettings, Settings
+from edge_agent.config import ControllerSettings, ModelSettings, Settings
 from edge_agent.doctor import examine
 from edge_agent.engine.base import (
     Finished,
@@ -22,6 +22,7 @@ from edge_agent.engine.base import (
     GenerationRequest,
     Message,
     PromptProgress,
+    Rates,
     RejectedError,
     RejectionKind,
     Sampling,
@@ -29,7 +30,8 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
-from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings, Rates
+from edge_agent.engine.remote.engine import OpenAiEngine
+from edge_agent.engine.remote.settings import OpenAiSettings, RemoteSettings
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.status import StatusObject, ask_status
 from pointsman.v1 import router_pb2, types_pb2
@@ -759,7 +761,7 @@ async def test_context_is_the_declared_one_or_what_the_server_says() -> None:
 
 async def test_declared_rates_cost_no_request() -> None:
     async with endpoint(good_answer, is_measured=False) as (server, engine):
-        assert engine.known_rates == (1000.0, 50.0, 200.0)
+        assert (await engine.load()).declared_rates == Rates(1000.0, 50.0, 200.0)
         assert server.seen == []
 
 
@@ -785,19 +787,19 @@ async def test_priced_endpoint_is_asked_once_and_what_is_declared_counts() -> No
     ):
         assert [seen.path for seen in server.seen] == ["/v1/completions", "/v1/chat/completions"]
         assert server.seen[-1].body["max_tokens"] <= 32
-        rates = engine.known_rates
-        assert rates is not None
-        assert rates[0] == 777.0
-        assert 0 < rates[1] < 1000
-        assert rates[2] == pytest.approx(3 * rates[1])
         model = await engine.load()
+        rates = model.declared_rates
+        assert rates.prefill == 777.0
+        assert rates.decode is not None
+        assert 0 < rates.decode < 1000
+        assert rates.saturated_decode == pytest.approx(3 * rates.decode)
         assert model.characters_per_token is not None
         assert 3 < model.characters_per_token < 6
 
 
 async def test_free_endpoint_is_measured_in_full() -> None:
     async with endpoint(good_answer, declared=Rates()) as (_, engine):
-        assert engine.known_rates is None
+        assert not (await engine.load()).declared_rates.are_complete
 
 
 # -- as a node of a fleet -------------------------------------------------------------------------

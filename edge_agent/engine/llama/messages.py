@@ -20,6 +20,7 @@ from edge_agent.engine.base import (
     Message,
     PrefixReuse,
     PromptProgress,
+    Rates,
     RejectedError,
     RejectionKind,
     ResponseFormat,
@@ -172,7 +173,8 @@ def decode_from_child(data: bytes) -> FromChild:
         events = tuple((key, _event_of(name, fields)) for key, name, *fields in listed)
         return Step(events, busy_seconds)
     if kind == "loaded":
-        return Loaded(LoadedModel(**body))
+        rates = Rates(**body["declared_rates"])
+        return Loaded(LoadedModel(**{**body, "declared_rates": rates}))
     if kind == "failed":
         return LoadFailed(EngineFailure(body[0]), body[1])
     raise ValueError(f"the child sent an unknown message {kind!r}")
@@ -187,7 +189,7 @@ def _event_fields(event: StepEvent) -> Sequence[Any]:
     match event:
         case TextChunk(text, tokens):
             return ("text", text, tokens)
-        case PromptProgress(read, total):
+        case PromptProgress(read, total):  # the child sees what it reads
             return ("prompt", read, total)
         case Finished():
             return ("end", {**asdict(event), "reason": event.reason.value})

@@ -98,7 +98,7 @@ class AnswerStream:
         if self.answered_at is None:
             self.answered_at = time.monotonic()
             read = self.prompt_tokens or estimated_prompt_tokens
-            self._put(PromptProgress(read, read))
+            self._put(PromptProgress(read, read, is_estimate=True))
         self.pieces += 1
         self.untold_pieces += 1
         # The halves of a surrogate pair may come in two pieces, each escaped by itself (S10).

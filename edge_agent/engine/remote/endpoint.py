@@ -59,6 +59,11 @@ class RemoteError(EngineError):
         self.issue = issue
         self.is_down = is_down
 
+    @property
+    def issue_name(self) -> str:
+        """See `AgentError.issue_name`."""
+        return self.issue.value
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

@@ -29,6 +29,7 @@ from edge_agent.engine.base import (
     GenerationRequest,
     LoadedModel,
     PromptProgress,
+    Rates,
     RejectedError,
     RejectionKind,
     SlowReaderError,
@@ -38,14 +39,12 @@ from edge_agent.engine.remote.answer import AnswerStream
 from edge_agent.engine.remote.connection import OpenAiConnection
 from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
 from edge_agent.engine.remote.refusals import NoCompletionsError, TooBusyError
-from edge_agent.engine.remote.settings import DEFAULT_CONTEXT_TOKENS, OpenAiSettings, Rates
-from edge_agent.engine.remote.trial import TRIAL_TEXT, MeasuredView, trial_rates, trial_request
+from edge_agent.engine.remote.settings import DEFAULT_CONTEXT_TOKENS, OpenAiSettings
+from edge_agent.engine.remote.trial import TRIAL_TEXT, trial_rates, trial_request
 from edge_agent.engine.remote.watch import EndpointWatch
 from edge_agent.engine.stream_buffer import MAX_UNREAD_CHARACTERS, StreamBuffer
 from edge_agent.engine.validation import check_request
 from edge_agent.errors import EngineError, EngineFailure
-
-__all__ = ["MeasuredView", "OpenAiEngine", "OpenAiSettings", "Rates"]
 
 log = structlog.get_logger()
 
@@ -133,7 +132,7 @@ class OpenAiEngine:
         try:
             listing = await self._connection.look()
             self._writer.model, self._writer.server = listing.model, listing.server
-            if None in _values(self.settings.declared):
+            if not self.settings.declared.are_complete:
                 await self._try_out()
             is_loaded = True
         except RemoteError as error:
@@ -156,13 +155,13 @@ class OpenAiEngine:
             engine_version="openai-compatible",
             resident_bytes=None,
             supports_response_format=self.settings.supports_response_format,
+            declared_rates=self._rates(),
         )
         self._writer.context_tokens = self._model.context_tokens
         return self._model
 
-    @property
-    def known_rates(self) -> tuple[float, float, float] | None:
-        """Prefill, decode and saturated decode rate; None when they are to be measured.
+    def _rates(self) -> Rates:
+        """The rates that hold without being measured; incomplete when the rest may be measured.
 
         What is declared goes before what the trial told. A saturated rate that nobody declared is
         the rate of one answer times the slots: whoever sells answers has many machines.
@@ -170,21 +169,11 @@ class OpenAiEngine:
         declared, trial = self.settings.declared, self._trial_rates
         prefill = declared.prefill or trial.prefill
         decode = declared.decode or trial.decode
-        if None in _values(declared) and self.settings.is_measured:
-            return None
-        if prefill is None or decode is None:
-            return None
+        may_measure = self.settings.is_measured and not declared.are_complete
+        if may_measure or prefill is None or decode is None:
+            return declared
         saturated = declared.saturated_decode or decode * self.settings.slots
-        return prefill, decode, max(decode, saturated)
-
-    def for_measuring(self) -> "MeasuredView":
-        """The loaded engine as bench.calibrate needs it."""
-        return MeasuredView(self)
-
-    @property
-    def takes_raw_prompts(self) -> bool:
-        """Whether raw prompts are answered, as far as it is known."""
-        return self._connection.takes_raw_prompts
+        return Rates(prefill, decode, max(decode, saturated))
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Generate one answer; see `InferenceEngine.generate`."""
@@ -222,6 +211,7 @@ class OpenAiEngine:
             resident_bytes=None,
             issue=issue,
             failure=None if self._watch.failure is None else self._watch.failure.kind,
+            takes_raw_prompts=self._connection.takes_raw_prompts,
         )
 
     async def close(self) -> None:
@@ -305,7 +295,9 @@ class OpenAiEngine:
             self._active.append(stream)
             stream.started_at = time.monotonic()
             stream.buffer.put(
-                PromptProgress(0, self._writer.estimated_prompt_tokens(stream.request))
+                PromptProgress(
+                    0, self._writer.estimated_prompt_tokens(stream.request), is_estimate=True
+                )
             )
             stream.task = asyncio.create_task(
                 self._run(stream), name=f"remote-{stream.request.key}"
@@ -400,7 +392,7 @@ class OpenAiEngine:
             await asyncio.sleep(_PROGRESS_SECONDS)
             if not stream.has_shown_text:
                 read = 0 if stream.answered_at is None else total
-                stream.buffer.put(PromptProgress(read, total))
+                stream.buffer.put(PromptProgress(read, total, is_estimate=True))
 
     # -- the endpoint ---------------------------------------------------------------------------
 
@@ -458,7 +450,3 @@ def _left_alone() -> RejectedError:
     return RejectedError(
         RejectionKind.QUEUE_FULL, "The endpoint asked to be left alone for a while."
     )
-
-
-def _values(rates: Rates) -> tuple[float | None, ...]:
-    return rates.prefill, rates.decode, rates.saturated_decode

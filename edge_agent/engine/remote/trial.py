@@ -1,24 +1,8 @@
-"""Trying out and measuring an OpenAI-compatible endpoint."""
+"""The one small request by which an OpenAI-compatible endpoint is tried out."""
 
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from edge_agent.engine.base import (
-    EngineStats,
-    Finished,
-    GenerationEvent,
-    GenerationRequest,
-    LoadedModel,
-    Message,
-    PromptProgress,
-    Sampling,
-)
-from edge_agent.engine.remote.settings import Rates
-
-if TYPE_CHECKING:
-    from edge_agent.engine.remote.engine import OpenAiEngine
+from edge_agent.engine.base import Finished, GenerationRequest, Message, Rates, Sampling
 
 _LEAST_SECONDS: Final = 1e-6
 _TRIAL_ANSWER_TOKENS: Final = 32
@@ -49,41 +33,3 @@ def trial_rates(finished: Finished) -> Rates:
     decode = (tokens - 1) / max(finished.decode_seconds, _LEAST_SECONDS)
     in_pieces = tokens > 1 and finished.decode_seconds > 0.05 * whole
     return Rates(finished.prompt_tokens / reading, decode if in_pieces else tokens / whole)
-
-
-class MeasuredView:
-    """An engine whose speed bench.calibrate can measure, whatever prompts it takes.
-
-    Raw prompts become chats where it takes no others, and progress with a prompt is left out,
-    since it is an estimate.
-    """
-
-    def __init__(self, engine: "OpenAiEngine") -> None:
-        self._engine = engine
-
-    async def load(self) -> LoadedModel:
-        """Load the engine itself."""
-        return await self._engine.load()
-
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
-        """Generate one answer; see `InferenceEngine.generate`."""
-        prompt = request.prompt
-        if isinstance(prompt, str) and not self._engine.takes_raw_prompts:
-            prompt = (Message("user", prompt),)
-        changed = replace(request, prompt=prompt)
-        async with contextlib.aclosing(self._engine.generate(changed)) as events:  # type: ignore[type-var]
-            async for event in events:
-                if not isinstance(event, PromptProgress):
-                    yield event
-
-    async def cancel(self, key: str) -> None:
-        """End a generation early."""
-        await self._engine.cancel(key)
-
-    def stats(self) -> EngineStats:
-        """Look at the engine itself."""
-        return self._engine.stats()
-
-    async def close(self) -> None:
-        """Close the engine itself."""
-        await self._engine.close()

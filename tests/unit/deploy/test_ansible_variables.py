@@ -7,7 +7,8 @@ import jinja2
 import yaml
 from jinja2.nativetypes import NativeEnvironment
 
-from edge_agent.config import MemorySettings, RemoteSettings, load_settings
+from edge_agent.config import MemorySettings, load_settings
+from edge_agent.engine.remote.settings import RemoteSettings
 
 ROLE = Path(__file__).resolve().parents[3] / "deploy" / "ansible" / "roles" / "edge_agent"
 

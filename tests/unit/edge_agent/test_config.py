@@ -10,10 +10,10 @@ from edge_agent.config import (
     ControllerSettings,
     ModelSettings,
     PowerSettings,
-    RemoteSettings,
     Settings,
     load_settings,
 )
+from edge_agent.engine.remote.settings import RemoteSettings
 from edge_agent.errors import UsageError
 
 ALL = """

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from edge_agent.config import ControllerSettings, ModelSettings, Settings
-from edge_agent.doctor import Finding, examine, examine_devices, is_loopback, judge_build
+from edge_agent.doctor import examine, examine_devices, judge_build
+from edge_agent.findings import Finding
+from edge_agent.identity import is_loopback
 from edge_agent.status import StatusServer
 from tests.fixtures.sysfs.boards import orin_nano, write, x86_vm
 

@@ -5,6 +5,7 @@ import pytest
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, LoadedModel, Message, Sampling
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.identity import HostDescription
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.link.convert import (
@@ -18,7 +19,7 @@ from edge_agent.sensors.base import HostSample
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.hosted import HostedModel, PreparedModel
+from edge_agent.serving.hosted import HostedModel
 from pointsman.v1 import fleet_pb2, types_pb2
 
 HOST = HostDescription("Board", 4, 8_000_000_000, "Linux")

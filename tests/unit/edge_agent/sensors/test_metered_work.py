@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.config import ModelSettings, RemoteSettings
+from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, Sampling
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
+from edge_agent.engine.remote.settings import RemoteSettings
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.link.convert import completion_to_proto, health_to_proto
 from edge_agent.sensors.base import Coverage, HostSample, NoData, PowerSource, Reading

@@ -18,6 +18,7 @@ from edge_agent.engine.base import (
     Sampling,
 )
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
+from edge_agent.engine.spec import PreparedModel, Report
 from edge_agent.errors import (
     EngineError,
     MemoryBudgetError,
@@ -28,11 +29,12 @@ from edge_agent.errors import (
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
-from edge_agent.serving.hosted import HostedModel, PreparedModel, Report
+from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.speeds import MeasureEnergy
 from edge_agent.serving.token_energy import TokenEnergy
 from edge_agent.serving.work import WorkDesk, WorkOrder
+from tests.fakes.engines import engines_with
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -85,10 +87,9 @@ class Bench:
         self.host = ModelHost(
             Settings(node_id="pi", data_dir=self.folder, models=self.models, memory=self.memory),
             self.prepare,
-            self.make_engine,
             self.calibrate,
             lambda: None,
-            estimate=lambda settings: ESTIMATES[settings.model_path.stem],
+            engines_with(self.make_engine, lambda settings: ESTIMATES[settings.model_path.stem]),
             available_bytes=self.available_bytes,
             total_bytes=self.total_bytes,
             measure_energy=self.measure_energy,

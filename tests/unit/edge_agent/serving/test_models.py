@@ -11,11 +11,13 @@ import pytest
 from edge_agent.config import ModelSettings, Settings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.errors import EngineError, EngineFailure, SourcesFailedError
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import HostedModel, PreparedModel
+from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.models import ModelHost
+from tests.fakes.engines import engines_with
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -49,9 +51,9 @@ class Bench:
         self.host = ModelHost(
             Settings(node_id="pi", data_dir=self.folder, models=self.models),
             self.prepare,
-            self.make_engine,
             self.calibrate,
             self.changed,
+            engines_with(self.make_engine),
         )
 
     async def prepare(self, name: str, report: Callable[[str], None]) -> PreparedModel:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config import ModelSettings, Settings
-from edge_agent.engine.base import EngineSettings, InferenceEngine
-from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.base import InferenceEngine
+from edge_agent.engine.spec import PreparedModel, Report
 from edge_agent.errors import UnknownModelError
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.hosted import PreparedModel, Report
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.orders import Action, ModelOrder, OrderDesk, OrderPhase, OrderUpdate
+from tests.fakes.engines import engines_with
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -34,10 +34,9 @@ class Bench:
         self.host = ModelHost(
             Settings(node_id="pi", data_dir=folder, models=(ModelSettings("a", threads=1),)),
             self.prepare,
-            self.make_engine,
             self.calibrate,
             lambda: None,
-            estimate=lambda settings: 1,
+            engines_with(estimate=lambda settings: 1),
         )
         self.desk = OrderDesk(self.host)
 
@@ -48,9 +47,6 @@ class Bench:
         report("downloading", 0.5, is_downloading=True)
         await self.gate.wait()
         return PreparedModel(Path(f"/{name}.gguf"), name, "llama", 0.1, "Q4_0", 2048, None)
-
-    def make_engine(self, settings: EngineSettings) -> InferenceEngine:
-        return FakeEngine(settings)
 
     async def calibrate(self, engine: InferenceEngine, slots: int) -> Speeds:
         return Speeds(100.0, 10.0, 20.0)

@@ -5,14 +5,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from edge_agent.config import ModelSettings, RemoteSettings, Settings
-from edge_agent.engine.base import EngineSettings, InferenceEngine
+from edge_agent.config import ModelSettings, Settings
+from edge_agent.engine.base import InferenceEngine, Rates
+from edge_agent.engine.registry import spec_of
 from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
-from edge_agent.engine.remote.engine import OpenAiEngine, OpenAiSettings, Rates
+from edge_agent.engine.remote.engine import OpenAiEngine
+from edge_agent.engine.remote.settings import OpenAiSettings, RemoteSettings
+from edge_agent.engine.remote.spec import RemoteSpec
+from edge_agent.engine.spec import PreparedModel
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.engine_settings import remote_engine_settings
-from edge_agent.serving.hosted import PreparedModel
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.prepare import ModelPreparer
 
@@ -36,7 +38,7 @@ def anyio_backend() -> str:
 
 
 def test_settings_of_a_remote_model_become_the_engines() -> None:
-    assert remote_engine_settings(LARGE) == OpenAiSettings(
+    assert RemoteSpec(REMOTE).engine_settings(LARGE) == OpenAiSettings(
         base_url="https://api.example.com/v1/",
         model="vendor/large",
         slots=8,
@@ -55,46 +57,44 @@ def test_settings_of_a_remote_model_become_the_engines() -> None:
     ],
 )
 def test_what_costs_money_is_not_measured(model: ModelSettings, is_measured: bool) -> None:
-    assert remote_engine_settings(model).is_measured is is_measured
+    assert model.remote is not None
+    assert RemoteSpec(model.remote).engine_settings(model).is_measured is is_measured
 
 
 @pytest.mark.anyio
 async def test_remote_model_needs_no_catalogue_entry_and_no_file(tmp_path: Path) -> None:
-    prepare = ModelPreparer(Settings(data_dir=tmp_path, models=(LARGE,)))
-    prepared = await prepare("large", ignore)
+    async def prepared_by(model: ModelSettings) -> PreparedModel:
+        fetch = ModelPreparer(Settings(data_dir=tmp_path, models=(model,)))
+        return await spec_of(model).prepare(model, fetch, ignore)
+
+    prepared = await prepared_by(LARGE)
     assert prepared.path is None
     assert (prepared.family, prepared.parameters_billions) == ("large", 70.0)
     assert prepared.quantisation == "F16"
     other = replace(LARGE, remote=replace(REMOTE, model="vendor/other"))
-    elsewhere = ModelPreparer(Settings(data_dir=tmp_path, models=(other,)))
-    assert (await elsewhere("large", ignore)).digest != prepared.digest
+    assert (await prepared_by(other)).digest != prepared.digest
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.anyio
-async def test_endpoint_that_cannot_be_used_is_shown_under_its_own_name(tmp_path: Path) -> None:
-    class Refused(OpenAiEngine):
-        async def load(self) -> None:  # type: ignore[override] # never gets that far
-            raise RemoteError(RemoteIssue.KEY_REFUSED, "Put a valid key in /etc/key.")
+async def test_endpoint_that_cannot_be_used_is_shown_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: OpenAiEngine) -> None:
+        raise RemoteError(RemoteIssue.KEY_REFUSED, "Put a valid key in /etc/key.")
 
-    def no_engine(settings: EngineSettings) -> InferenceEngine:
-        raise AssertionError("a remote model is not loaded here")
+    monkeypatch.setattr(OpenAiEngine, "load", refuse)
 
     async def no_calibration(engine: InferenceEngine, slots: int) -> Speeds:
         raise AssertionError("it was not loaded")
 
-    async def prepare(name: str, report: object) -> PreparedModel:
-        return PreparedModel(None, "remote", "large", 70.0, "F16", 0, None)
+    async def no_file(name: str, report: object) -> PreparedModel:
+        raise AssertionError("a remote model has no file")
 
     told: list[str] = []
     settings = Settings(data_dir=tmp_path, models=(LARGE,))
     host = ModelHost(
-        settings,
-        prepare,
-        no_engine,
-        no_calibration,
-        lambda: told.append(host.models["large"].issue),
-        make_remote_engine=Refused,
+        settings, no_file, no_calibration, lambda: told.append(host.models["large"].issue)
     )
 
     async with anyio.create_task_group() as tasks:

@@ -10,8 +10,8 @@ import pytest
 from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, GenerationRequest
 from edge_agent.engine.llama.supervisor import SupervisedEngine
+from edge_agent.engine.registry import check_limits
 from edge_agent.errors import EngineError, EngineFailure, UsageError
-from edge_agent.serving.engine_settings import check_limits
 
 
 def load_failure(path: Path, available: int = 1 << 40) -> EngineError:
