@@ -1,5 +1,7 @@
 """`edge-controller calibrate`: have nodes measure the speed of their models again."""
 
+import json
+
 import click
 
 from controller.client import Client
@@ -27,8 +29,6 @@ def calibrate(node_id: str | None, model: str, target: Target) -> None:
     Nodes measure at the same time, each one model after the other, between requests. What was
     learnt from completions since the last measurement is forgotten.
     """
-    import json
-
     from controller import render
 
     async def call(client: Client) -> dict[str, admin_pb2.CalibrateResponse]:

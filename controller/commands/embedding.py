@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from controller.commands.target import CommandFailedError
+from controller.quality.embedding_export import ExportError, export_embedding_model
 
 
 @click.group()
@@ -28,8 +29,6 @@ def embedding() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(folder: Path | None, weights_folder: Path | None, as_json: bool) -> None:
     """Write the ONNX files of all-MiniLM-L6-v2 in float and int8. Needs no torch."""
-    from controller.quality.embedding_export import ExportError, export_embedding_model
-
     try:
         report = export_embedding_model(
             folder, weights_folder=weights_folder, say=lambda line: click.echo(line, err=True)

@@ -2,23 +2,35 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+
+
+class Place(NamedTuple):
+    """Where a command is, and its line in the group's help.
+
+    Attributes:
+        path: "package.module:attribute".
+        summary: first sentence of the command's help, so that the group's help imports nothing.
+    """
+
+    path: str
+    summary: str
 
 
 class LazyGroup(click.Group):
     """Imports a command on first use.
 
     Args:
-        places: by command name, where it is: "package.module:attribute".
+        places: by command name, where it is.
         moved: by a name that a command had, the words that call it now.
     """
 
     def __init__(
         self,
         *args: Any,
-        places: Mapping[str, str],
+        places: Mapping[str, Place],
         moved: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -27,19 +39,31 @@ class LazyGroup(click.Group):
         self._moved = moved or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands of the table in its order, then those that were added."""
-        return [*self._places, *self.commands]
+        """The commands of the table, in its order."""
+        return list(self._places)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported on first use; None when there is none of that name."""
         place = self._places.get(cmd_name)
         if place is None:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = place.partition(":")
+            return None
+        module, _, attribute = place.path.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{place} is no command")
+            raise TypeError(f"{place.path} is no command")
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands as click does, from the table."""
+        longest = max(len(name) for name in self._places)
+        limit = formatter.width - 6 - longest
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, click.Command(name, help=place.summary).get_short_help_str(limit))
+                    for name, place in self._places.items()
+                ]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import click
+from google.protobuf.json_format import ParseDict, ParseError
 
 from controller.client import Client
 from controller.commands.target import (
@@ -90,8 +91,6 @@ def _sampling(**values: Any) -> types_pb2.SamplingParameters:
 def _requests_from_file(
     source: Any, model: str | None, max_tokens: int
 ) -> list[types_pb2.InferenceRequest]:
-    from google.protobuf.json_format import ParseDict, ParseError
-
     requests = []
     for number, raw in enumerate(source, 1):
         try:

@@ -13,6 +13,8 @@ from controller.commands.target import (
     CommandFailedError,
     WrongUsage,
 )
+from controller.config import SettingsError, load_settings
+from controller.telemetry.logs import configure_logs
 
 
 @click.command()
@@ -51,9 +53,6 @@ def serve(
     log_level: str | None,
 ) -> None:
     """Run the controller until SIGTERM or Ctrl-C."""
-    from controller.config import SettingsError, load_settings
-    from controller.telemetry.logs import configure_logs
-
     try:
         settings = load_settings(
             config,

@@ -9,6 +9,8 @@ import click
 
 from controller.commands.target import CommandFailedError
 from controller.config import ServerSettings
+from controller.storage.base import StorageError
+from controller.storage.repair import check_storage, export_requests, repair_storage
 
 _data_dir = click.option(
     "--data-dir",
@@ -29,9 +31,6 @@ def storage() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(data_dir: Path, as_json: bool) -> None:
     """Check the whole database. Exit code 1: it is damaged."""
-    from controller.storage.base import StorageError
-    from controller.storage.repair import check_storage
-
     try:
         found = check_storage(data_dir.expanduser())
     except StorageError as error:
@@ -53,9 +52,6 @@ def check(data_dir: Path, as_json: bool) -> None:
 @_data_dir
 def repair(data_dir: Path) -> None:
     """Replace a damaged database by what can still be read of it."""
-    from controller.storage.base import StorageError
-    from controller.storage.repair import repair_storage
-
     try:
         done = repair_storage(data_dir.expanduser())
     except StorageError as error:
@@ -74,9 +70,6 @@ def repair(data_dir: Path) -> None:
 )
 def export(data_dir: Path, out: TextIO) -> None:
     """Write all finished requests and their measurements as CSV."""
-    from controller.storage.base import StorageError
-    from controller.storage.repair import export_requests
-
     try:
         count = export_requests(data_dir.expanduser(), out)
     except StorageError as error:

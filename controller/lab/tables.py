@@ -1,8 +1,10 @@
 """Tables of the lab."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import click
 from rich.table import Table
 
 from controller.render import console
@@ -72,3 +74,13 @@ def print_quality(evaluation: "QualityEvaluation") -> None:
             f"{row.calibration_error:.4f}",
         )
     out.print(table)
+
+
+def print_figures(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """One JSON object, or a line for each figure."""
+    if as_json:
+        click.echo(json.dumps(rows[0] if len(rows) == 1 else {"rows": rows}))
+        return
+    for row in rows:
+        for key, value in row.items():
+            click.echo(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}")

@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from controller.client import ConnectError
 from controller.commands.target import (
     CommandFailedError,
 )
+from controller.lab.demo.errors import DemoError
+from controller.lab.demo.run import DEFAULT_POLICIES, DemoOptions, run_demo
 
 
 @click.command()
@@ -44,11 +47,6 @@ def demo(
     stay: bool, learns: bool, json_file: Path | None, policies: tuple[str, ...], cache: Path
 ) -> None:
     """Route a batch of questions over three agents with real models on this machine."""
-    from rich.console import Console
-
-    from controller.lab.demo.errors import DemoError
-    from controller.lab.demo.run import DEFAULT_POLICIES, DemoOptions, run_demo
-
     options = DemoOptions(
         cache.expanduser().absolute(),
         policies or DEFAULT_POLICIES,

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from controller.commands.target import CommandFailedError, WrongUsage
+from controller.lab.bench.simulator import simulator_figures
 from controller.lab.commands.simulation_options import (
     FOLDER,
     GIVEN_FOLDER,
@@ -23,9 +25,24 @@ from controller.lab.commands.simulation_options import (
     trace_option,
     with_options,
 )
-
-if TYPE_CHECKING:
-    from controller.lab.experiments.conditions import Plan
+from controller.lab.experiments.comparison_setting import settle
+from controller.lab.experiments.condition_report import condition_tables, write_condition_report
+from controller.lab.experiments.conditions import (
+    Plan,
+    churn_plan,
+    run_plan,
+    seconds_plan,
+    weights_plan,
+)
+from controller.lab.experiments.contenders import ALL
+from controller.lab.experiments.drlm import QUICK, Design
+from controller.lab.experiments.drlm_experiment import Study, conduct, usable_cores
+from controller.lab.experiments.drlm_report import claims, loads
+from controller.lab.experiments.figures import FiguresMissing
+from controller.lab.experiments.learning import EPISODES, QUICK_EPISODES
+from controller.lab.experiments.run_pool import FOLDER as PARTS
+from controller.lab.experiments.runs import Load
+from controller.lab.simulator.scenario_file import ScenarioError
 
 
 @click.group()
@@ -102,15 +119,6 @@ def drlm(
     as_json: bool,
 ) -> None:
     """Compare policies on DRLM's cluster, as its paper does."""
-    from dataclasses import asdict
-
-    from controller.lab.experiments.contenders import ALL
-    from controller.lab.experiments.drlm import QUICK, Design
-    from controller.lab.experiments.drlm_experiment import Study, conduct, usable_cores
-    from controller.lab.experiments.drlm_report import claims, loads
-    from controller.lab.experiments.figures import FiguresMissing
-    from controller.lab.experiments.learning import EPISODES, QUICK_EPISODES
-
     known = [contender.label for contender in ALL]
     strange = [label for label in policies if label not in known]
     if strange:
@@ -200,9 +208,6 @@ def _load(requests: int, rate: float) -> Callable[[Command], Command]:
 @_load(200, 1.0)
 def weights(requests: int, rate: float, **options: Any) -> None:
     """Raise the weights of energy and money, and compare how policies follow."""
-    from controller.lab.experiments.conditions import weights_plan
-    from controller.lab.experiments.runs import Load
-
     _compare_conditions(weights_plan(Load(requests, rate)), **options)
 
 
@@ -211,9 +216,6 @@ def weights(requests: int, rate: float, **options: Any) -> None:
 @_load(100, 2.0)
 def seconds(requests: int, rate: float, **options: Any) -> None:
     """Raise the weight of time, and show which of DRLM's claims hold together."""
-    from controller.lab.experiments.conditions import seconds_plan
-    from controller.lab.experiments.runs import Load
-
     _compare_conditions(seconds_plan(Load(requests, rate)), **options)
 
 
@@ -223,14 +225,11 @@ def seconds(requests: int, rate: float, **options: Any) -> None:
 @lease_option
 def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
     """Let nodes fail and return at random, at rising rates."""
-    from controller.lab.experiments.conditions import churn_plan
-    from controller.lab.experiments.runs import Load
-
     _compare_conditions(churn_plan(Load(requests, rate), lease_seconds), **options)
 
 
 def _compare_conditions(
-    plan: "Plan",
+    plan: Plan,
     artifacts: Path,
     inputs: Path | None,
     out: Path,
@@ -239,12 +238,6 @@ def _compare_conditions(
     seed: int,
     jobs: int | None,
 ) -> None:
-    from controller.lab.experiments.comparison_setting import settle
-    from controller.lab.experiments.condition_report import condition_tables, write_condition_report
-    from controller.lab.experiments.conditions import run_plan
-    from controller.lab.experiments.drlm_experiment import usable_cores
-    from controller.lab.experiments.run_pool import FOLDER as PARTS
-
     with simulation_errors_reported(out), Bars() as bars:
         results = run_plan(
             plan,
@@ -267,9 +260,6 @@ def _compare_conditions(
 @seed_option
 def bench_simulator_command(as_json: bool, queries: int, scenario: str, seed: int) -> None:
     """Measure how many queries a second the cluster simulator routes."""
-    from controller.lab.bench.simulator import simulator_figures
-    from controller.lab.simulator.scenario_file import ScenarioError
-
     try:
         figures = simulator_figures(queries, scenario, seed)
     except ScenarioError as error:

@@ -12,6 +12,21 @@ import click
 import numpy as np
 
 from controller.commands.target import CommandFailedError
+from controller.lab.bench.drlm import bench_drlm
+from controller.lab.bench.engine_measurements import (
+    LIMITS,
+    MODELS,
+    Design,
+    EngineMeasurementsError,
+    measure_engine,
+)
+from controller.lab.offline.measurements import MeasurementsError, read_measurements
+from controller.lab.simulator.inputs import InputsError, save_inputs
+from controller.lab.simulator.scenario_file import ScenarioError, read_scenario
+from controller.predictors.fitted import save_predictors
+from controller.quality.embedding import CachedEmbedding, EmbeddingUnavailableError, OnnxEmbedding
+from controller.storage.artifacts import ArtifactError
+from controller.storage.digests import file_digest
 
 
 @click.command()
@@ -70,17 +85,6 @@ def fit(
         raise click.UsageError("give either --measurements or --paper-setting")
     if simulation_inputs is not None and paper_setting is None:
         raise click.UsageError("--simulation-inputs needs --paper-setting")
-    from controller.lab.offline.measurements import MeasurementsError, read_measurements
-    from controller.lab.simulator.inputs import InputsError, save_inputs
-    from controller.lab.simulator.scenario_file import ScenarioError, read_scenario
-    from controller.predictors.fitted import save_predictors
-    from controller.quality.embedding import (
-        CachedEmbedding,
-        EmbeddingUnavailableError,
-        OnnxEmbedding,
-    )
-    from controller.storage.artifacts import ArtifactError
-
     try:
         from controller.lab.training.fit_predictors import fit_splits
         from controller.lab.training.measurement_table import FitError, table_of
@@ -147,8 +151,6 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _digests(paths: Sequence[Path]) -> list[dict[str, str]]:
-    from controller.storage.digests import file_digest
-
     return [
         {"file": path.name, "folder": path.parent.name, "sha256": file_digest(path)}
         for path in paths
@@ -250,14 +252,6 @@ def bench_engine_command(
     out: Path,
 ) -> None:
     """Measure models under several thread limits, for `edge-controller lab fit`."""
-    from controller.lab.bench.engine_measurements import (
-        LIMITS,
-        MODELS,
-        Design,
-        EngineMeasurementsError,
-        measure_engine,
-    )
-
     out.mkdir(parents=True, exist_ok=True)
     try:
         design = Design(
@@ -308,10 +302,6 @@ def bench_drlm_command(
     predictors: Path | None, policies: Path | None, seed: int, as_json: bool
 ) -> None:
     """Measure the time of DRLM's decision on one query, by section, on one core."""
-    from controller.lab.bench.drlm import bench_drlm
-    from controller.quality.embedding import EmbeddingUnavailableError
-    from controller.storage.artifacts import ArtifactError
-
     if policies is not None and predictors is None:
         raise click.UsageError("--policies needs --predictors")
     try:

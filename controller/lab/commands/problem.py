@@ -6,6 +6,15 @@ from pathlib import Path
 import click
 
 from controller.commands.target import CommandFailedError, WrongUsage, library_output_to_stderr
+from controller.lab.bench.outcomes import DataMissingError
+from controller.lab.bench.quality import evaluate, evaluation_as_json
+from controller.lab.bench.sample import QueueModel, sample_problem
+from controller.lab.bench.solve import solve as solve_problem
+from controller.lab.tables import print_quality
+from controller.quality.embedding import EmbeddingUnavailableError, OnnxEmbedding
+from controller.routing.exact import SolverMissing
+from controller.routing.policies import BrokenPolicy, UnknownPolicy
+from controller.routing.problem import load_problem, save_problem
 
 
 @click.group()
@@ -38,9 +47,6 @@ def sample(
     as_json: bool,
 ) -> None:
     """Write a synthetic problem with the statistics of real fleets and workloads."""
-    from controller.lab.bench.sample import QueueModel, sample_problem
-    from controller.routing.problem import save_problem
-
     try:
         made = sample_problem(requests, nodes, models_per_node, QueueModel(queue), seed).problem
         save_problem(made, out)
@@ -63,11 +69,6 @@ def sample(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def solve(file: Path, policy_name: str, budget_ms: float | None, seed: int, as_json: bool) -> None:
     """Decide the problem in FILE."""
-    from controller.lab.bench.solve import solve as solve_problem
-    from controller.routing.exact import SolverMissing
-    from controller.routing.policies import BrokenPolicy, UnknownPolicy
-    from controller.routing.problem import load_problem
-
     try:
         budget = None if budget_ms is None else budget_ms / 1000.0
         with library_output_to_stderr():
@@ -111,11 +112,6 @@ def quality() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate_quality(data: Path, embeddings_file: Path | None, as_json: bool) -> None:
     """Profile a part of an outcome table and judge the estimates for the rest."""
-    from controller.lab.bench.outcomes import DataMissingError
-    from controller.lab.bench.quality import evaluate, evaluation_as_json
-    from controller.lab.tables import print_quality
-    from controller.quality.embedding import EmbeddingUnavailableError, OnnxEmbedding
-
     try:
         found = evaluate(
             data,

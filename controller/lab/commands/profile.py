@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import csv
+import functools
 import json
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+from rich.console import Console
 
 from controller.client import Client, connected
 from controller.commands.target import (
@@ -24,29 +26,34 @@ from controller.commands.target import (
     run_to_end,
     text,
 )
+from controller.lab.offline.fleet_view import DestinationsError, FleetView
+from controller.lab.offline.journal import Failure, Journal, JournalError, Plan, read_journal
+from controller.lab.offline.measurements import Measurement, MeasurementsError, write_measurements
+from controller.lab.offline.outcome_import import ImportFailedError, import_outcomes
+from controller.lab.offline.outcome_tables import OutcomeTableError, read_outcomes
+from controller.lab.offline.profiling import ProfilingRun, Progress, RunOutcome, plan_of
+from controller.lab.offline.progress import RunProgress
+from controller.lab.offline.question_sender import Sending, Teacher
+from controller.lab.offline.questions import Part, Question, chosen, parted
+from controller.lab.offline.recording import Recorder
+from controller.lab.offline.report import Timing, report, report_as_json, timing
+from controller.lab.offline.routed import batches_of, send_batches
+from controller.lab.offline.summary import ROUTED, all_entries, run_folders, summarised
+from controller.lab.offline.tables import print_report, print_summary
+from controller.lab.offline.workloads import WorkloadError, named_workload, read_workload
 from pointsman.v1 import admin_pb2
-
-if TYPE_CHECKING:
-    from controller.lab.offline.fleet_view import FleetView
-    from controller.lab.offline.journal import Journal, Plan
-    from controller.lab.offline.profiling import RunOutcome
-    from controller.lab.offline.question_sender import Sending, Teacher
-    from controller.lab.offline.questions import Part, Question
-    from controller.lab.offline.recording import Recorder
 
 Result = TypeVar("Result")
 Decorated = Callable[..., Any]
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-class _Part(click.ParamType["Part"]):
+class _Part(click.ParamType[Part]):
     """Such as 2/4."""
 
     name = "part"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> "Part":
-        from controller.lab.offline.questions import Part
-
+    def convert(self, value: Any, param: Any, ctx: Any) -> Part:
         try:
             index, of = (int(number) for number in str(value).split("/"))
             return Part(index - 1, of)
@@ -54,8 +61,32 @@ class _Part(click.ParamType["Part"]):
             self.fail(f"{value!r} is no part such as 2/4", param, ctx)
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionChoice:
+    """Which questions are asked, and how; `_chooses_questions` has the options of these names."""
+
+    workloads: tuple[str, ...]
+    format: str = "auto"
+    classes: tuple[str, ...] = ()
+    sample: int | None = None
+    limit: int | None = None
+    parts: tuple[Part, ...] = ()
+    seed: int = 0
+    max_tokens: int = 256
+    timeout: float = 900.0
+    is_teaching: bool = True
+
+
 def _chooses_questions(command: Decorated) -> Decorated:
-    """Add the options that say which questions are asked, and how."""
+    """Add the options that choose questions; the command gets them together as `choice`."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **values: Any) -> Any:
+        names = [entry.name for entry in fields(QuestionChoice)]
+        choice = QuestionChoice(**{name: values.pop(name) for name in names})
+        return command(*arguments, choice=choice, **values)
+
+    wrapped: Decorated = run
     for option in reversed(
         (
             click.option(
@@ -132,8 +163,8 @@ def _chooses_questions(command: Decorated) -> Decorated:
             ),
         )
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.group()
@@ -165,16 +196,7 @@ def profile() -> None:
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the measurements.")
 @asks_controller
 def run(
-    workloads: tuple[str, ...],
-    format: str,
-    classes: tuple[str, ...],
-    sample: int | None,
-    limit: int | None,
-    parts: "tuple[Part, ...]",
-    seed: int,
-    max_tokens: int,
-    timeout: float,
-    is_teaching: bool,
+    choice: QuestionChoice,
     nodes: tuple[str, ...],
     models: tuple[str, ...],
     concurrency: int,
@@ -187,18 +209,21 @@ def run(
 
     Greedy, with a fixed seed. It may be stopped at any time, and goes on with --resume.
     """
-    from controller.lab.offline.journal import JournalError, read_journal
-    from controller.lab.offline.profiling import plan_of
-    from controller.lab.offline.question_sender import Sending
-    from controller.lab.offline.summary import summarised
-    from controller.lab.offline.tables import print_summary
-
-    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
-    sending = Sending(max_tokens, seed, timeout, node_wait)
-    plan = plan_of(files, questions, max_tokens, seed)
+    files, questions = _questions(choice)
+    sending = Sending(choice.max_tokens, choice.seed, choice.timeout, node_wait)
+    plan = plan_of(files, questions, choice.max_tokens, choice.seed)
     outcome = _to_end(
         _profile_all(
-            target, out, plan, resume, sending, is_teaching, questions, nodes, models, concurrency
+            target,
+            out,
+            plan,
+            resume,
+            sending,
+            choice.is_teaching,
+            questions,
+            nodes,
+            models,
+            concurrency,
         ),
         out,
     )
@@ -214,7 +239,7 @@ def run(
         }
         click.echo(json.dumps(body, indent=2, ensure_ascii=False))
     else:
-        print_summary(summary, _console())
+        print_summary(summary, Console())
     _warn_of_refusal(outcome.refusal)
     if outcome.failed or outcome.left:
         raise CommandFailedError(
@@ -226,18 +251,15 @@ def run(
 async def _profile_all(
     target: Target,
     out: Path,
-    plan: "Plan",
+    plan: Plan,
     resume: bool,
-    sending: "Sending",
+    sending: Sending,
     is_teaching: bool,
-    questions: "Sequence[Question]",
+    questions: Sequence[Question],
     nodes: Sequence[str],
     models: Sequence[str],
     concurrency: int,
-) -> "RunOutcome":
-    from controller.lab.offline.profiling import ProfilingRun, Progress
-    from controller.lab.offline.progress import RunProgress
-
+) -> RunOutcome:
     async with _recording(target, out, plan, resume, sending, is_teaching) as (
         fleet,
         journal,
@@ -245,7 +267,7 @@ async def _profile_all(
         recorder,
     ):
         targets = fleet.targets(nodes, models)
-        with RunProgress(_error_console()) as shown:
+        with RunProgress(Console(stderr=True)) as shown:
             progress = Progress(shown.started, shown.finished, shown.gone)
             run = ProfilingRun(recorder, fleet, journal, teacher, progress, concurrency)
             return await run.run(questions, targets)
@@ -253,14 +275,9 @@ async def _profile_all(
 
 @asynccontextmanager
 async def _recording(
-    target: Target, out: Path, plan: "Plan", resume: bool, sending: "Sending", is_teaching: bool
-) -> "AsyncIterator[tuple[FleetView, Journal, Teacher, Recorder]]":
+    target: Target, out: Path, plan: Plan, resume: bool, sending: Sending, is_teaching: bool
+) -> AsyncIterator[tuple[FleetView, Journal, Teacher, Recorder]]:
     """Everything that a run needs, connected and open."""
-    from controller.lab.offline.fleet_view import FleetView
-    from controller.lab.offline.journal import Journal
-    from controller.lab.offline.question_sender import Teacher
-    from controller.lab.offline.recording import Recorder
-
     async with connected(target.connection) as client:
         fleet = FleetView(client)
         await fleet.refresh()
@@ -272,11 +289,8 @@ async def _recording(
             yield fleet, journal, teacher, Recorder(client, fleet, journal, sending, teacher)
 
 
-def _to_end(work: "Any", out: Path) -> Any:
+def _to_end(work: Any, out: Path) -> Any:
     """What the coroutine gives; Ctrl-C and SIGTERM end it with a word on how to go on."""
-    from controller.lab.offline.fleet_view import DestinationsError
-    from controller.lab.offline.journal import JournalError
-
     stopped = False
 
     async def run() -> Any:
@@ -313,46 +327,25 @@ def _warn_of_refusal(refusal: str) -> None:
         click.echo(f"The controller did not take all scores: {refusal}", err=True)
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()
-
-
-def _error_console() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-def _questions(
-    workloads: Sequence[str],
-    format: str,
-    classes: Sequence[str],
-    sample: int | None,
-    limit: int | None,
-    parts: "tuple[Part, ...]",
-    seed: int,
-) -> "tuple[list[tuple[Path, str]], list[Question]]":
+def _questions(choice: QuestionChoice) -> tuple[list[tuple[Path, str]], list[Question]]:
     """The files with their formats, and the questions that are chosen of them."""
-    from controller.lab.offline.questions import chosen, parted
-    from controller.lab.offline.workloads import WorkloadError, named_workload, read_workload
-
-    if not workloads:
+    if not choice.workloads:
         raise click.UsageError("name at least one file of questions with --workload")
-    wanted = {name.strip() for part in classes for name in part.split(",") if name.strip()}
+    wanted = {name.strip() for part in choice.classes for name in part.split(",") if name.strip()}
     known: set[str] = set()
     files: list[tuple[Path, str]] = []
     found: list[Question] = []
-    for workload in workloads:
-        own = named_workload(workload, format)
+    for workload in choice.workloads:
+        own = named_workload(workload, choice.format)
         try:
-            questions = read_workload(own[0], own[1], seed)
+            questions = read_workload(own[0], own[1], choice.seed)
         except WorkloadError as error:
             raise WrongUsage(str(error)) from error
         known |= {question.question_class for question in questions}
         files.append(own)
-        found += parted(chosen(questions, wanted, sample, seed)[:limit], parts)
+        found += parted(
+            chosen(questions, wanted, choice.sample, choice.seed)[: choice.limit], choice.parts
+        )
     if wanted - known:
         raise WrongUsage(
             f"no class {', '.join(sorted(wanted - known))}; there are: {', '.join(sorted(known))}"
@@ -385,16 +378,7 @@ def _questions(
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the measurements.")
 @asks_controller
 def routed(
-    workloads: tuple[str, ...],
-    format: str,
-    classes: tuple[str, ...],
-    sample: int | None,
-    limit: int | None,
-    parts: "tuple[Part, ...]",
-    seed: int,
-    max_tokens: int,
-    timeout: float,
-    is_teaching: bool,
+    choice: QuestionChoice,
     batches: int,
     batch_size: int,
     out: Path,
@@ -404,25 +388,19 @@ def routed(
 
     One batch after the other; `profile report` shows the comparison.
     """
-    from controller.lab.offline.journal import JournalError, read_journal
-    from controller.lab.offline.profiling import plan_of
-    from controller.lab.offline.question_sender import Sending
-    from controller.lab.offline.routed import batches_of
-    from controller.lab.offline.summary import ROUTED
-
-    files, questions = _questions(workloads, format, classes, sample, limit, parts, seed)
+    files, questions = _questions(choice)
     if not questions:
         raise WrongUsage("no questions are left of the files")
     run_id = uuid.uuid4().hex[:12]
     folder = out / ROUTED / run_id
-    made = batches_of(questions, batches, batch_size, seed)
+    made = batches_of(questions, batches, batch_size, choice.seed)
     recorder, refusal = _to_end(
         _route_all(
             target,
             folder,
-            plan_of(files, questions, max_tokens, seed, run_id),
-            Sending(max_tokens, seed, timeout, 0.0),
-            is_teaching,
+            plan_of(files, questions, choice.max_tokens, choice.seed, run_id),
+            Sending(choice.max_tokens, choice.seed, choice.timeout, 0.0),
+            choice.is_teaching,
             made,
         ),
         folder,
@@ -439,21 +417,18 @@ def routed(
 async def _route_all(
     target: Target,
     folder: Path,
-    plan: "Plan",
-    sending: "Sending",
+    plan: Plan,
+    sending: Sending,
     is_teaching: bool,
-    batches: "Sequence[Sequence[Question]]",
-) -> "tuple[Recorder, str]":
-    from controller.lab.offline.progress import RunProgress
-    from controller.lab.offline.routed import send_batches
-
+    batches: Sequence[Sequence[Question]],
+) -> tuple[Recorder, str]:
     async with _recording(target, folder, plan, False, sending, is_teaching) as (
         fleet,
         _,
         teacher,
         recorder,
     ):
-        with RunProgress(_error_console()) as shown:
+        with RunProgress(Console(stderr=True)) as shown:
             shown.started(None, sum(len(batch) for batch in batches), 0)
             await send_batches(batches, recorder, fleet, lambda entry: shown.finished(None, entry))
         return recorder, teacher.refusal
@@ -482,14 +457,6 @@ def export(folder: Path, format: Any, out: Path | None, as_json: bool) -> None:
 
     docs/profiling-data.md describes the columns.
     """
-    from controller.lab.offline.journal import Failure, JournalError
-    from controller.lab.offline.measurements import (
-        Measurement,
-        MeasurementsError,
-        write_measurements,
-    )
-    from controller.lab.offline.summary import all_entries, run_folders
-
     path = out or folder / f"measurements.{format}"
     failures: list[Failure] = []
 
@@ -550,9 +517,6 @@ def report_command(folder: Path | None, live: bool, last: int | None, target: Ta
     profiled questions. With --live they are those of everything that the controller has answered
     and still keeps, also before its last start.
     """
-    from controller.lab.offline.journal import JournalError
-    from controller.lab.offline.summary import all_entries
-
     if live == (folder is not None):
         raise click.UsageError("name a folder, or say --live")
     if last is not None and not live:
@@ -567,9 +531,6 @@ def report_command(folder: Path | None, live: bool, last: int | None, target: Ta
 
 
 def _show_live_report(last: int | None, target: Target) -> None:
-    from controller.lab.offline.report import Timing, report, report_as_json
-    from controller.lab.offline.tables import print_report
-
     async def call(client: Client) -> list[Timing]:
         stream = client.admin.ListAccounts(
             admin_pb2.ListAccountsRequest(limit=last or 0), timeout=60
@@ -592,14 +553,10 @@ def _show_live_report(last: int | None, target: Target) -> None:
     elif not timings:
         raise CommandFailedError("the controller keeps no answered request")
     else:
-        print_report(found, _console())
+        print_report(found, Console())
 
 
 def _show_report(entries: Sequence[Any], as_json: bool) -> None:
-    from controller.lab.offline.measurements import Measurement
-    from controller.lab.offline.report import report, report_as_json, timing
-    from controller.lab.offline.tables import print_report
-
     rows = [entry for entry in entries if isinstance(entry, Measurement)]
     kind = "routed" if any(row.kind == "routed" for row in rows) else "profiled"
     found = report([timing(row) for row in rows if row.kind == kind], rows)
@@ -610,7 +567,7 @@ def _show_report(entries: Sequence[Any], as_json: bool) -> None:
         return
     if not rows:
         raise CommandFailedError("nothing has been answered yet; go on with --resume")
-    print_report(found, _console())
+    print_report(found, Console())
     click.echo(f"Predictions of {kind} requests; {failed} questions failed.", err=True)
 
 
@@ -661,19 +618,14 @@ def import_command(
 
     A model of the fleet profits from outcomes of the same name, on whatever node they were had.
     """
-    from controller.lab.offline.outcome_import import ImportFailedError, import_outcomes
-    from controller.lab.offline.outcome_tables import OutcomeTableError, read_outcomes
-
-    questions = (
-        _questions([question_file], "auto", (), None, None, (), 0)[1] if question_file else ()
-    )
+    questions = _questions(QuestionChoice((question_file,)))[1] if question_file else ()
     names = _renames(renames)
     try:
         outcomes, blank = read_outcomes(table, questions)
         unknown = sorted(set(names) - {outcome.model for outcome in outcomes})
         if unknown:
             raise WrongUsage(f"--rename: the table has no model {', '.join(unknown)}")
-        report = import_outcomes(
+        taken = import_outcomes(
             [o for o in outcomes if not only_renamed or o.model in names],
             names,
             data_dir.expanduser(),
@@ -685,11 +637,11 @@ def import_command(
     except ImportFailedError as error:
         raise CommandFailedError(str(error)) from error
     if as_json:
-        click.echo(json.dumps({**asdict(report), "blank_cells": blank}))
+        click.echo(json.dumps({**asdict(taken), "blank_cells": blank}))
     else:
         click.echo(
-            f"{report.outcomes} outcomes of {report.prompts} prompts and {report.models} models "
-            f"are in the store now, which knows {report.stored_prompts} prompts; {blank} cells of "
+            f"{taken.outcomes} outcomes of {taken.prompts} prompts and {taken.models} models "
+            f"are in the store now, which knows {taken.stored_prompts} prompts; {blank} cells of "
             "the table are blank"
         )
 

@@ -17,6 +17,13 @@ from controller.lab.commands.simulation_options import (
     simulation_errors_reported,
     trace_option,
 )
+from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender, trained
+from controller.lab.experiments.runs import Circumstances, Load, mean_figures, run_all
+from controller.lab.simulator.inputs import held_out_scenario, inputs_for
+from controller.lab.simulator.runner import Window, outages_of
+from controller.lab.simulator.scenario_file import read_scenario
+from controller.routing.policies import BrokenPolicy, UnknownPolicy, warm_up
+from controller.routing.problem import ProblemError
 
 
 @click.command()
@@ -60,14 +67,6 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Simulate a policy on a cluster. Nodes may fail and join."""
-    from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender, trained
-    from controller.lab.experiments.runs import Circumstances, Load, mean_figures, run_all
-    from controller.lab.simulator.inputs import held_out_scenario, inputs_for
-    from controller.lab.simulator.runner import Window, outages_of
-    from controller.lab.simulator.scenario_file import read_scenario
-    from controller.routing.policies import BrokenPolicy, UnknownPolicy, warm_up
-    from controller.routing.problem import ProblemError
-
     contender = Contender(policy, policy, Window(window_seconds, window_most))
     load = Load(requests, rate, str(trace) if trace else arrivals)
     if not trained([contender], artifacts):

@@ -6,8 +6,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from controller.commands.target import CommandFailedError, WrongUsage
+from controller.lab.experiments.conditions import NothingLearned
+from controller.lab.experiments.learning import TrainingMissing
+from controller.lab.experiments.run_pool import ExperimentError
+from controller.lab.simulator.inputs import InputsError
+from controller.lab.simulator.scenario_file import ScenarioError
+from controller.lab.simulator.workload import WorkloadError
+from controller.storage.artifacts import ArtifactError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,14 +82,6 @@ def simulation_errors_reported(out: Path | None = None) -> Iterator[None]:
     Args:
         out: named where a file fails that has no name.
     """
-    from controller.lab.experiments.conditions import NothingLearned
-    from controller.lab.experiments.learning import TrainingMissing
-    from controller.lab.experiments.run_pool import ExperimentError
-    from controller.lab.simulator.inputs import InputsError
-    from controller.lab.simulator.scenario_file import ScenarioError
-    from controller.lab.simulator.workload import WorkloadError
-    from controller.storage.artifacts import ArtifactError
-
     try:
         yield
     except (ScenarioError, InputsError, WorkloadError, NothingLearned) as error:
@@ -88,15 +96,6 @@ class Bars:
     """Progress of each stage on standard error; nothing where that is no terminal."""
 
     def __enter__(self) -> "Bars":
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -114,8 +113,6 @@ class Bars:
 
     def show(self, stage: str, done: int, total: int, what: str) -> None:
         """Say how far a stage is; it gets a bar of its own."""
-        from rich.progress import TaskID
-
         if stage not in self._tasks:
             self._tasks[stage] = int(self._bars.add_task(stage, total=total, what=what))
         task = TaskID(self._tasks[stage])

@@ -1,6 +1,8 @@
 """What the command line refuses before it asks any controller."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -161,3 +163,27 @@ def test_each_command_of_the_tables_can_be_imported():
         context = click.Context(group)
         assert all(group.get_command(context, name) for name in group.list_commands(context))
     assert lab.get_command(click.Context(lab), "nothing") is None
+
+
+@pytest.mark.parametrize("group", [main, lab, bench], ids=lambda group: group.name)
+def test_line_of_each_command_in_the_help_is_the_beginning_of_its_own_help(
+    group: click.Group,
+) -> None:
+    context = click.Context(group, terminal_width=1000, max_content_width=1000)
+    formatter = context.make_formatter()
+    group.format_commands(context, formatter)
+    listed = [line.split(maxsplit=1) for line in formatter.getvalue().splitlines() if "  " in line]
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    assert listed == [
+        [name, command.get_short_help_str(900)] for name, command in commands.items() if command
+    ]
+    assert len(listed) == len(commands)
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys; from controller.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
+        "assert not {'grpc', 'numpy', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)

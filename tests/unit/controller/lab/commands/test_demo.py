@@ -5,7 +5,6 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from controller.cli import main
-from controller.lab.demo import run
 from controller.lab.demo.results import PolicyResult
 from controller.lab.demo.run import DEFAULT_POLICIES, DemoOptions
 
@@ -35,7 +34,7 @@ def test_flags_are_what_the_demonstration_is_told(
         told.append(options)
         return []
 
-    monkeypatch.setattr(run, "run_demo", only_listens)
+    monkeypatch.setattr("controller.lab.commands.demo.run_demo", only_listens)
     ended = CliRunner().invoke(main, ["lab", "demo", "--cache", "/tmp/c", *flags])
     assert ended.exit_code == 0, ended.output
     assert told == [expected]

@@ -7,7 +7,6 @@ from click.testing import CliRunner
 from controller.cli import main
 from controller.lab.offline.measurements import write_measurements
 from controller.predictors.fitted import load_predictors
-from controller.quality import embedding
 from controller.storage.artifacts import load_artifact
 from tests.unit.controller.lab.offline.rows import measurement
 
@@ -25,7 +24,7 @@ class LetterEmbedding:
 
 @pytest.fixture(autouse=True)
 def letters(monkeypatch):
-    monkeypatch.setattr(embedding, "OnnxEmbedding", LetterEmbedding)
+    monkeypatch.setattr("controller.lab.commands.fit.OnnxEmbedding", LetterEmbedding)
 
 
 def measured(tmp_path, count=40):

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
-from controller.lab.experiments import learning
 from controller.lab.experiments.claims import targets_of
 from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.comparisons import COMPARED, Comparison
@@ -212,7 +211,7 @@ def run(*arguments: str) -> Any:
 def test_the_command_trains_compares_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 8})
+    monkeypatch.setattr("controller.lab.commands.experiment.QUICK_EPISODES", {"ppo-set": 8})
     out = tmp_path / "out"
     arguments = ["--quick", "--out", str(out), "--requests", "5", "--rate", "1", "--runs", "1"]
     chosen = ["--policy", "ppo-set", "--policy", "greedy-reward", "--no-figures", "--json"]
@@ -235,7 +234,7 @@ def test_the_command_trains_compares_and_goes_on_where_it_was(
 def test_further_trainings_are_told_apart_and_summed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning, "QUICK_EPISODES", {"ppo-set": 8})
+    monkeypatch.setattr("controller.lab.commands.experiment.QUICK_EPISODES", {"ppo-set": 8})
     out = tmp_path / "out"
     arguments = ["--quick", "--out", str(out), "--requests", "5", "--rate", "1", "--no-figures"]
     chosen = ["--policy", "ppo-set", "--policy", "greedy-reward", "--policy", "random"]
