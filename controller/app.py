@@ -305,7 +305,7 @@ async def _http(
 ) -> None:
     scheme = "http" if certificate is None else "https"
     await serve_http(
-        build_app(parts.service, parts.metrics),
+        build_app(parts.service, parts.metrics, settings.gateway),
         host.strip("[]"),  # of an IPv6 address
         port,
         stop,

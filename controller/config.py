@@ -201,6 +201,27 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """How much and how long the OpenAI-compatible HTTP waits for a client.
+
+    Attributes:
+        max_body_bytes: Maximum size of a request's body. Larger ones are refused. JSON can need
+            several bytes for one byte of the prompt.
+        body_seconds: Time for a request's body to arrive.
+        hold_seconds: Time a stream's status line waits for the first event, so that a refusal is
+            an HTTP error. Set it above batching.window_seconds: refusals come at a window's end.
+        keep_alive_seconds: A stream sends a comment after this time without an event.
+        write_seconds: Time for a client to take in what was sent. A slower client counts as gone.
+    """
+
+    max_body_bytes: int = 4_000_000
+    body_seconds: float = 30.0
+    hold_seconds: float = 1.5
+    keep_alive_seconds: float = 10.0
+    write_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the controller can be told."""
 
@@ -212,6 +233,7 @@ class Settings:
     storage: StorageSettings = field(default_factory=StorageSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
     orders: OrderSettings = field(default_factory=OrderSettings)
 
 
@@ -293,6 +315,7 @@ _NOT_NEGATIVE: Final = (
     "routing.seed",
     "quality.keep_days",
     "limits.kept_records",
+    "gateway.hold_seconds",
 )
 _ABOVE_ZERO: Final = (
     "batching.max_requests",
@@ -316,6 +339,10 @@ _ABOVE_ZERO: Final = (
     "limits.total_seconds",
     "limits.max_prompt_bytes",
     "limits.max_buffered_bytes",
+    "gateway.max_body_bytes",
+    "gateway.body_seconds",
+    "gateway.keep_alive_seconds",
+    "gateway.write_seconds",
 )
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import anyio
@@ -17,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from controller.api.service import ServedModel
+from controller.config import GatewaySettings
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import Account
 from controller.errors import RouterError
@@ -59,29 +59,8 @@ class Router(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayLimits:
-    """How much and how long this door waits.
-
-    Attributes:
-        max_body_bytes: longer request bodies are refused; JSON may need several bytes for one of
-            the prompt.
-        body_seconds: longest time for a request body to arrive.
-        hold_seconds: how long a stream's status line waits for the first event, so that a refusal
-            is still an HTTP error. Longer than a batching window, for refusals come at its end.
-        keep_alive_seconds: a stream with nothing to say sends a comment this often.
-        write_seconds: a client that takes in nothing for this long counts as gone.
-    """
-
-    max_body_bytes: int = 4_000_000
-    body_seconds: float = 30.0
-    hold_seconds: float = 1.5
-    keep_alive_seconds: float = 10.0
-    write_seconds: float = 60.0
-
-
 def build_app(
-    router: Router, metrics: Metrics | None = None, limits: GatewayLimits | None = None
+    router: Router, metrics: Metrics | None = None, settings: GatewaySettings | None = None
 ) -> Starlette:
     """The HTTP application over a router; without `metrics` its page of metrics is empty."""
     registered = metrics or Metrics()
@@ -116,7 +95,7 @@ def build_app(
         routes=[
             Route(
                 "/v1/chat/completions",
-                ChatCompletions(router, limits or GatewayLimits()),
+                ChatCompletions(router, settings or GatewaySettings()),
                 methods=["POST"],
             ),
             Route("/v1/models", list_models),
@@ -164,15 +143,15 @@ class ChatCompletions:
     the router's iterator, and so cancels the generation.
     """
 
-    def __init__(self, router: Router, limits: GatewayLimits) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
         self._router = router
-        self._limits = limits
+        self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request_id = new_request_id()
         try:
-            body = await _read_body(Request(scope, receive), self._limits)
+            body = await _read_body(Request(scope, receive), self._settings)
             request = parse_request(body)
             inference = request.to_inference()
         except ClientDisconnect:
@@ -181,7 +160,7 @@ class ChatCompletions:
             await _failure_response(failure, request_id)(scope, receive, send)
             return
         outgoing, items = anyio.create_memory_object_stream[Item](0)
-        exchange = _Exchange(request, inference, items, send, self._limits)
+        exchange = _Exchange(request, inference, items, send, self._settings)
         with outgoing, items:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_pump, self._router, inference, outgoing, name="http-infer")
@@ -190,7 +169,7 @@ class ChatCompletions:
                 tasks.cancel_scope.cancel()
 
 
-async def _read_body(request: Request, limits: GatewayLimits) -> bytes:
+async def _read_body(request: Request, settings: GatewaySettings) -> bytes:
     """The request's body.
 
     Raises:
@@ -207,20 +186,20 @@ async def _read_body(request: Request, limits: GatewayLimits) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpFailure(415, "wrong_content_encoding", "Send the body without compression.")
     too_long = HttpFailure(
-        413, "body_too_long", f"The body is too long; at most {limits.max_body_bytes} bytes."
+        413, "body_too_long", f"The body is too long; at most {settings.max_body_bytes} bytes."
     )
-    if int(request.headers.get("content-length", 0)) > limits.max_body_bytes:
+    if int(request.headers.get("content-length", 0)) > settings.max_body_bytes:
         raise too_long
     body = bytearray()
     try:
-        with anyio.fail_after(limits.body_seconds):
+        with anyio.fail_after(settings.body_seconds):
             async for piece in request.stream():
                 body += piece
-                if len(body) > limits.max_body_bytes:
+                if len(body) > settings.max_body_bytes:
                     raise too_long
     except TimeoutError as error:
         raise HttpFailure(
-            408, "body_timeout", f"The body did not arrive within {limits.body_seconds:g} s."
+            408, "body_timeout", f"The body did not arrive within {settings.body_seconds:g} s."
         ) from error
     return bytes(body)
 
@@ -259,12 +238,12 @@ class _Exchange:
         inference: InferenceRequest,
         items: MemoryObjectReceiveStream[Item],
         send: Send,
-        limits: GatewayLimits,
+        settings: GatewaySettings,
     ) -> None:
         self._inference = inference
         self._items = items
         self._send = send
-        self._limits = limits
+        self._settings = settings
         self._created = int(time.time())
         self._chunks = ChunkBuilder(
             inference.request_id,
@@ -298,7 +277,7 @@ class _Exchange:
         The status line waits for the first event, an error or `hold_seconds`. After that an error
         is a frame of its own, and the stream ends without a finish reason and without [DONE].
         """
-        item = await self._next(self._limits.hold_seconds)
+        item = await self._next(self._settings.hold_seconds)
         if isinstance(item, HttpFailure):
             await self._write_response(_failure_response(item, self._inference.request_id))
             return
@@ -321,7 +300,7 @@ class _Exchange:
                 written_at = anyio.current_time()
             if is_last:
                 return
-            quiet_until = written_at + self._limits.keep_alive_seconds
+            quiet_until = written_at + self._settings.keep_alive_seconds
             item = await self._next(quiet_until - anyio.current_time())
 
     async def _next(self, seconds: float) -> Item | None:
@@ -355,7 +334,7 @@ class _Exchange:
 
     async def _write(self, message: dict[str, object]) -> bool:
         """Send to the client; False when it takes in nothing any more."""
-        with anyio.move_on_after(self._limits.write_seconds) as scope:
+        with anyio.move_on_after(self._settings.write_seconds) as scope:
             try:
                 await self._send(message)
             except OSError:  # how ASGI 2.4 servers say that the client left

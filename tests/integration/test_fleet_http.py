@@ -8,6 +8,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller.config import GatewaySettings
 from edge_agent.config import ModelSettings
 from tests.fakes.fleet import RunningFleet, running_fleet
 
@@ -91,5 +92,19 @@ def test_openai_client_sees_each_refusal_as_its_own_error(tmp_path: Path) -> Non
                     messages=messages,  # type: ignore[arg-type]
                     max_tokens=0,
                 )
+
+    asyncio.run(scenario())
+
+
+def test_http_takes_its_limits_from_the_settings(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = GatewaySettings(max_body_bytes=100)
+        async with running_fleet(tmp_path, gateway=limits) as fleet, httpx.AsyncClient() as http:
+            answer = await http.post(
+                f"{fleet.listening.http_address}/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": "x" * 100}]},
+            )
+            assert answer.status_code == 413
+            assert "at most 100 bytes" in answer.json()["error"]["message"]
 
     asyncio.run(scenario())

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from controller.api.service import RouterService, ServedModel
+from controller.config import GatewaySettings
 from controller.domain.completion import Completion, FinishReason, Usage
 from controller.domain.request import ChatMessage, InferenceRequest
 from controller.domain.request_record import Account
@@ -32,7 +33,7 @@ from controller.errors import (
     QueueFullError,
     UnknownModelError,
 )
-from controller.gateway.app import GatewayLimits, Router, build_app
+from controller.gateway.app import Router, build_app
 from controller.gateway.server import ListenError, serve_http
 from controller.ids import BatchId, ModelName, NodeId
 from controller.request_manager.manager import InferEvent
@@ -152,7 +153,7 @@ async def connect(port: int, **fields: object) -> tuple[asyncio.StreamReader, as
 @contextlib.asynccontextmanager
 async def door(
     router: Router,
-    limits: GatewayLimits | None = None,
+    limits: GatewaySettings | None = None,
     grace_seconds: float = 5,
     metrics: Metrics | None = None,
 ) -> AsyncIterator[Door]:
@@ -318,7 +319,7 @@ async def test_refusal_is_an_http_error_of_openai_kind_also_for_a_stream(
 async def test_refusal_within_the_hold_time_is_an_http_error() -> None:
     gate = asyncio.Event()
     router = ScriptedRouter(gate, ConstraintsError("too strict"))
-    async with door(router, GatewayLimits(hold_seconds=PATIENCE_SECONDS)) as opened:
+    async with door(router, GatewaySettings(hold_seconds=PATIENCE_SECONDS)) as opened:
         request = opened.post(stream=True)
         await happens(router.asked)
         gate.set()
@@ -403,7 +404,7 @@ async def test_bad_body_is_a_clear_error(
 ) -> None:
     router = ScriptedRouter(*ANSWER)
     headers = {"content-type": content_type} if content_type else {}
-    async with door(router, GatewayLimits(max_body_bytes=1000)) as opened:
+    async with door(router, GatewaySettings(max_body_bytes=1000)) as opened:
         response = await opened.http.post("/v1/chat/completions", content=content, headers=headers)
         assert response.status_code == status
         assert response.json()["error"]["code"] == code
@@ -417,7 +418,7 @@ async def test_body_without_a_length_is_limited_too() -> None:
         for _ in range(100):
             yield b" " * 100
 
-    async with door(ScriptedRouter(), GatewayLimits(max_body_bytes=1000)) as opened:
+    async with door(ScriptedRouter(), GatewaySettings(max_body_bytes=1000)) as opened:
         response = await opened.http.post(
             "/v1/chat/completions",
             content=pieces(),
@@ -427,7 +428,7 @@ async def test_body_without_a_length_is_limited_too() -> None:
 
 
 async def test_body_that_does_not_come_is_given_up() -> None:
-    async with door(ScriptedRouter(), GatewayLimits(body_seconds=0.05)) as opened:
+    async with door(ScriptedRouter(), GatewaySettings(body_seconds=0.05)) as opened:
         reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
@@ -454,7 +455,7 @@ async def test_unknown_path_and_method_have_openai_shape() -> None:
 async def test_headers_do_not_wait_for_the_model_and_comments_keep_the_stream_alive() -> None:
     """Case S6."""
     gate = asyncio.Event()
-    limits = GatewayLimits(hold_seconds=0.01, keep_alive_seconds=0.01)
+    limits = GatewaySettings(hold_seconds=0.01, keep_alive_seconds=0.01)
     async with door(ScriptedRouter(gate, *ANSWER), limits) as opened:
         request = {"messages": HELLO, "stream": True}
         async with opened.http.stream("POST", "/v1/chat/completions", json=request) as response:
@@ -470,7 +471,7 @@ async def test_headers_do_not_wait_for_the_model_and_comments_keep_the_stream_al
 async def test_openai_client_does_not_mind_the_comments() -> None:
     gate = asyncio.Event()
     router = ScriptedRouter(ROUTED, Text("a", 1), gate, Text("b", 1), STOPPED)
-    async with door(router, GatewayLimits(keep_alive_seconds=0.01)) as opened:
+    async with door(router, GatewaySettings(keep_alive_seconds=0.01)) as opened:
         stream = await opened.client.chat.completions.create(
             model="auto", messages=[{"role": "user", "content": "Hello"}], stream=True
         )
@@ -525,7 +526,7 @@ async def test_client_that_stops_reading_is_let_go() -> None:
     """Case S12."""
     many = [Text("x" * 100_000, 1)] * 200
     router = ScriptedRouter(ROUTED, *many, asyncio.Event(), STOPPED)
-    async with door(router, GatewayLimits(write_seconds=0.1), grace_seconds=1) as opened:
+    async with door(router, GatewaySettings(write_seconds=0.1), grace_seconds=1) as opened:
         _, writer = await connect(opened.port, stream=True)
         await happens(router.closed)
         writer.transport.abort()

@@ -136,6 +136,11 @@ def test_setting_like_no_other_is_told_what_there_is(tmp_path: Path) -> None:
         ("[limits]\nmax_prompt_bytes = 0\n", "limits.max_prompt_bytes"),
         ("[limits]\nmax_buffered_bytes = 0\n", "limits.max_buffered_bytes"),
         ("[limits]\nkept_records = -1\n", "limits.kept_records"),
+        ("[gateway]\nmax_body_bytes = 0\n", "gateway.max_body_bytes"),
+        ("[gateway]\nbody_seconds = 0\n", "gateway.body_seconds"),
+        ("[gateway]\nhold_seconds = -1\n", "gateway.hold_seconds"),
+        ("[gateway]\nkeep_alive_seconds = 0\n", "gateway.keep_alive_seconds"),
+        ("[gateway]\nwrite_seconds = inf\n", "gateway.write_seconds"),
     ],
 )
 def test_wrong_value_is_refused_by_its_name(tmp_path: Path, text: str, named: str) -> None:
