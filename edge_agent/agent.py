@@ -12,7 +12,7 @@ from edge_agent.errors import EngineFailure
 from edge_agent.identity import HostDescription, user_name
 from edge_agent.lifecycle import AgentState, ModelPhase, agent_state
 from edge_agent.link.session import LinkSession
-from edge_agent.sensors.base import HostSample, PowerSource
+from edge_agent.sensors.base import ESTIMATE, HostSample
 from edge_agent.sensors.energy_today import EnergyToday
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerSampler
@@ -186,13 +186,13 @@ def _energy_status(sampler: PowerSampler, today: EnergyToday, now: float) -> Sta
     }
 
 
-def _name(source: PowerSource | None) -> str:
-    return "none" if source is None else source.value
+def _name(source: str | None) -> str:
+    return source or "none"
 
 
-def _weakest(sources: set[PowerSource]) -> str:
+def _weakest(sources: set[str]) -> str:
     """The one source of a sum; a sum of several is no better than an estimate."""
-    return _name(next(iter(sources))) if len(sources) == 1 else PowerSource.ESTIMATE.value
+    return _name(next(iter(sources))) if len(sources) == 1 else ESTIMATE
 
 
 def _model_status(model: HostedModel) -> StatusObject:

@@ -135,7 +135,6 @@ async def run(
         return health_to_proto(
             agent.sample,
             agent.power,
-            list(models.models.values()),
             agent.issues(),
             sampler.power(),
             sampler.board.power_mode,

@@ -85,8 +85,21 @@ class NodeHello:
 
 
 @dataclass(frozen=True, slots=True)
+class SensorState:
+    """How one sensor of a node did with its last reading."""
+
+    name: str
+    is_working: bool
+    read_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
-    """One sample; None where the board cannot tell, an empty `power_mode` where it has none."""
+    """One sample; None where the board cannot tell, an empty `power_mode` where it has none.
+
+    Attributes:
+        power_source: the sensor's name, "estimate" or "none".
+    """
 
     uptime_seconds: float
     cpu_utilisation_ratio: float
@@ -95,9 +108,8 @@ class Health:
     power_watts: float | None
     power_source: str
     is_throttled: bool | None
-    busy_slots: tuple[tuple[ModelName, int], ...]
     issues: tuple[str, ...]
     power_mode: str = ""
     gpu_utilisation_ratio: float | None = None
     energy_today_joules: float | None = None
-    queued_requests: tuple[tuple[ModelName, int], ...] = ()
+    sensors: tuple[SensorState, ...] = ()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from typing_extensions import assert_never
 
@@ -13,6 +14,7 @@ from controller.domain.node_report import (
     NodeAttributes,
     NodeHello,
     ReportedModel,
+    SensorState,
 )
 from controller.domain.order import (
     ManageModel,
@@ -54,20 +56,10 @@ _FAILURES = {
     fleet_pb2.WORK_FAILURE_KIND_INTERNAL: FailureKind.INTERNAL,
 }
 
-_POWER_SOURCES = {
-    types_pb2.POWER_SOURCE_UNSPECIFIED: "none",
-    types_pb2.POWER_SOURCE_NONE: "none",
-    types_pb2.POWER_SOURCE_ESTIMATE: "estimate",
-    types_pb2.POWER_SOURCE_RAPL: "rapl",
-    types_pb2.POWER_SOURCE_INA3221: "ina3221",
-    types_pb2.POWER_SOURCE_NVML: "nvml",
-    types_pb2.POWER_SOURCE_PMIC: "pmic",
-}
-_POWER_SOURCES_OUT = {
-    name: value
-    for value, name in _POWER_SOURCES.items()
-    if value != types_pb2.POWER_SOURCE_UNSPECIFIED
-}
+_ESTIMATE: Final = "estimate"
+_LONGEST_SOURCE: Final = 40
+_MOST_SENSORS: Final = 32
+"""What a node says of its sensors is shown to operators; nobody has this many."""
 
 
 class BadReportError(ValueError):
@@ -280,9 +272,10 @@ def health_from_proto(message: fleet_pb2.HealthSample) -> Health:
         if message.HasField("temperature_celsius")
         else None,
         power_watts=message.power_watts if message.HasField("power_watts") else None,
-        power_source=_POWER_SOURCES.get(message.power_source, "none"),
+        power_source=power_source_name(
+            message.power_source, message.power_source_name, message.is_power_estimate
+        ),
         is_throttled=message.is_throttled if message.HasField("is_throttled") else None,
-        busy_slots=tuple((ModelName(load.name), load.busy_slots) for load in message.loads),
         issues=tuple(message.issues),
         power_mode=message.power_mode,
         gpu_utilisation_ratio=min(max(message.gpu_utilisation_ratio, 0.0), 1.0)
@@ -291,10 +284,38 @@ def health_from_proto(message: fleet_pb2.HealthSample) -> Health:
         energy_today_joules=message.energy_today_joules
         if message.HasField("energy_today_joules")
         else None,
-        queued_requests=tuple(
-            (ModelName(load.name), load.queued_requests) for load in message.loads
+        sensors=tuple(
+            SensorState(sensor.name[:_LONGEST_SOURCE], sensor.is_working, sensor.read_seconds)
+            for sensor in message.sensors[:_MOST_SENSORS]
         ),
     )
+
+
+def power_source_name(source: types_pb2.PowerSource.ValueType, name: str, is_estimate: bool) -> str:
+    """Where watts or joules came from: a sensor's name, "estimate" or "none".
+
+    Args:
+        source: all that an agent or a controller sends which knows no names.
+        name: empty in what it sends.
+    """
+    if is_estimate:
+        return _ESTIMATE
+    if name:
+        return name[:_LONGEST_SOURCE]
+    if source == types_pb2.POWER_SOURCE_UNSPECIFIED:
+        return "none"
+    try:
+        return types_pb2.PowerSource.Name(source).removeprefix("POWER_SOURCE_").lower()
+    except ValueError:  # a newer sender's
+        return "none"
+
+
+def power_source_to_proto(name: str) -> types_pb2.PowerSource.ValueType:
+    """The value for receivers that know no names; SENSOR for a sensor without one."""
+    try:
+        return types_pb2.PowerSource.Value(f"POWER_SOURCE_{name.upper()}")
+    except ValueError:
+        return types_pb2.POWER_SOURCE_SENSOR
 
 
 def health_to_proto(health: Health) -> fleet_pb2.HealthSample:
@@ -305,15 +326,15 @@ def health_to_proto(health: Health) -> fleet_pb2.HealthSample:
         memory_available_bytes=health.memory_available_bytes,
         temperature_celsius=health.temperature_celsius,
         power_watts=health.power_watts,
-        power_source=_POWER_SOURCES_OUT[health.power_source],
+        power_source=power_source_to_proto(health.power_source),
+        power_source_name=health.power_source,
+        is_power_estimate=health.power_source == _ESTIMATE,
         is_throttled=health.is_throttled,
-        loads=[
-            fleet_pb2.ModelLoad(
-                name=name,
-                busy_slots=slots,
-                queued_requests=dict(health.queued_requests).get(name, 0),
+        sensors=[
+            fleet_pb2.SensorState(
+                name=sensor.name, is_working=sensor.is_working, read_seconds=sensor.read_seconds
             )
-            for name, slots in health.busy_slots
+            for sensor in health.sensors
         ],
         issues=health.issues,
         power_mode=health.power_mode,
@@ -331,7 +352,9 @@ def usage_from_proto(message: types_pb2.Usage) -> Usage:
         prefill_seconds=message.prefill_seconds,
         decode_seconds=message.decode_seconds,
         energy_joules=message.energy_joules if message.HasField("energy_joules") else None,
-        energy_source=_POWER_SOURCES.get(message.energy_source, "none"),
+        energy_source=power_source_name(
+            message.energy_source, message.energy_source_name, message.is_energy_estimate
+        ),
         prefill_joules=message.prefill_joules if message.HasField("prefill_joules") else None,
         decode_joules=message.decode_joules if message.HasField("decode_joules") else None,
         cached_prompt_tokens=min(max(message.cached_prompt_tokens, 0), message.prompt_tokens),
@@ -347,7 +370,9 @@ def usage_to_proto(usage: Usage) -> types_pb2.Usage:
         prefill_seconds=usage.prefill_seconds,
         decode_seconds=usage.decode_seconds,
         energy_joules=usage.energy_joules,
-        energy_source=_POWER_SOURCES_OUT[usage.energy_source],
+        energy_source=power_source_to_proto(usage.energy_source),
+        energy_source_name=usage.energy_source,
+        is_energy_estimate=usage.energy_source == _ESTIMATE,
         prefill_joules=usage.prefill_joules,
         decode_joules=usage.decode_joules,
         cached_prompt_tokens=usage.cached_prompt_tokens,

@@ -3,7 +3,7 @@
 from edge_agent.engine.base import FormatKind, Message, ResponseFormat, Sampling
 from edge_agent.identity import HostDescription
 from edge_agent.lifecycle import ModelPhase
-from edge_agent.sensors.base import HostSample, PowerSource
+from edge_agent.sensors.base import ESTIMATE, HostSample
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
@@ -38,15 +38,6 @@ _OUTCOMES = {
     Outcome.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Outcome.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
     Outcome.FAILED: types_pb2.FINISH_REASON_FAILED,
-}
-
-_POWER_SOURCES = {
-    PowerSource.ESTIMATE: types_pb2.POWER_SOURCE_ESTIMATE,
-    PowerSource.RAPL: types_pb2.POWER_SOURCE_RAPL,
-    PowerSource.INA3221: types_pb2.POWER_SOURCE_INA3221,
-    PowerSource.JTOP: types_pb2.POWER_SOURCE_INA3221,  # the same chips, read by a service
-    PowerSource.NVML: types_pb2.POWER_SOURCE_NVML,
-    PowerSource.PMIC: types_pb2.POWER_SOURCE_PMIC,
 }
 
 _FAILURES = {
@@ -143,7 +134,6 @@ def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
 def health_to_proto(
     sample: HostSample,
     power: PowerModel | None,
-    models: "list[HostedModel]",
     issues: list[str],
     measured: PowerState | None = None,
     power_mode: str = "",
@@ -172,21 +162,24 @@ def health_to_proto(
         energy_today_joules=energy_today_joules,
     )
     message.sample_time.GetCurrentTime()
+    source = None
     if measured is not None and measured.source is not None and measured.power_watts is not None:
-        message.power_watts = measured.power_watts
-        message.power_source = _POWER_SOURCES[measured.source]
+        message.power_watts, source = measured.power_watts, measured.source
     elif power is not None:
-        message.power_watts = power.watts(sample.cpu_utilisation_ratio)
-        message.power_source = types_pb2.POWER_SOURCE_ESTIMATE
-    for model in models:
-        if model.engine is not None:
-            stats = model.engine.stats()
-            message.loads.add(
-                name=model.settings.name,
-                busy_slots=stats.busy_slots,
-                queued_requests=stats.queued_requests,
-            )
+        message.power_watts, source = power.watts(sample.cpu_utilisation_ratio), ESTIMATE
+    if source is not None:
+        message.power_source = power_source_to_proto(source)
+        message.power_source_name = source
+        message.is_power_estimate = source == ESTIMATE
     return message
+
+
+def power_source_to_proto(source: str) -> types_pb2.PowerSource.ValueType:
+    """The value that receivers know which are older than names; SENSOR for a newer sensor."""
+    try:
+        return types_pb2.PowerSource.Value(f"POWER_SOURCE_{source.upper()}")
+    except ValueError:
+        return types_pb2.POWER_SOURCE_SENSOR
 
 
 def order_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
@@ -259,6 +252,9 @@ def order_update_to_proto(update: OrderUpdate) -> fleet_pb2.OrderUpdate:
 
 def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:
     """The end of a work order."""
+    source = None
+    if completion.energy_joules is not None:
+        source = completion.energy_source or ESTIMATE
     message = fleet_pb2.Completion(
         request_id=completion.request_id,
         attempt=completion.attempt,
@@ -271,9 +267,9 @@ def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:
             prefill_seconds=completion.prefill_seconds,
             decode_seconds=completion.decode_seconds,
             energy_joules=completion.energy_joules,
-            energy_source=types_pb2.POWER_SOURCE_NONE
-            if completion.energy_joules is None
-            else _POWER_SOURCES[completion.energy_source or PowerSource.ESTIMATE],
+            energy_source=power_source_to_proto(source or "none"),
+            energy_source_name=source or "none",
+            is_energy_estimate=source == ESTIMATE,
             prefill_joules=completion.prefill_joules,
             decode_joules=completion.decode_joules,
             cached_prompt_tokens=completion.cached_prompt_tokens,

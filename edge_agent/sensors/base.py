@@ -2,7 +2,10 @@
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+ESTIMATE: Final = "estimate"
+"""The source of watts and joules that no sensor measured. Every other source is a sensor's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +23,6 @@ class HostSample:
     uptime_seconds: float
     temperature_celsius: float | None
     is_throttled: bool | None
-
-
-class PowerSource(enum.Enum):
-    """How watts or joules were obtained."""
-
-    ESTIMATE = "estimate"
-    RAPL = "rapl"
-    INA3221 = "ina3221"
-    JTOP = "jtop"
-    NVML = "nvml"
-    PMIC = "pmic"
 
 
 class Coverage(enum.Enum):
@@ -51,6 +43,7 @@ class Reading:
     """One answer of a power sensor.
 
     Attributes:
+        source: the sensor's name; never ESTIMATE.
         relative_error: what is known beforehand of the figure's error, 0.05 meaning 5 %.
         measured_at: monotonic seconds.
         power_watts: None for a counter's first reading, which is only a baseline.
@@ -59,7 +52,7 @@ class Reading:
         detail: which rails, domains or cards, for people.
     """
 
-    source: PowerSource
+    source: str
     coverage: Coverage
     relative_error: float
     measured_at: float

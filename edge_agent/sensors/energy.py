@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from edge_agent.sensors.base import PowerSource
+from edge_agent.sensors.base import ESTIMATE
 
 _HORIZON_SECONDS: Final = 1800.0
 """Segments are kept for this long: twice the longest default time limit of a request."""
@@ -63,12 +63,13 @@ class PowerSample:
 
     Attributes:
         at: monotonic seconds.
+        source: the sensor's name, or ESTIMATE.
         power_watts: None for the baseline of a counter.
         energy_joules: a counter; used instead of the power when both samples have one.
     """
 
     at: float
-    source: PowerSource
+    source: str
     power_watts: float | None
     energy_joules: float | None = None
 
@@ -84,7 +85,7 @@ class Charge:
     """
 
     joules: float
-    source: PowerSource
+    source: str
     prefill_joules: float = 0.0
 
     @property
@@ -140,7 +141,7 @@ class _Segment:
     start: float
     end: float
     joules: float
-    source: PowerSource
+    source: str
     # Requests that each engine had; shared between segments, never changed.
     active: Mapping[str, int]
     # Seconds of each engine's time that are given away already.
@@ -196,7 +197,7 @@ class EnergyLedger:
         if last is None or last.power_watts is None or now <= self._until:
             return
         is_fresh = now - last.at <= self._max_gap_seconds
-        source = last.source if is_fresh else PowerSource.ESTIMATE
+        source = last.source if is_fresh else ESTIMATE
         self._append(now, last.power_watts * (now - self._until), source)
 
     def set_active(self, active: Mapping[str, int], now: float) -> None:
@@ -242,13 +243,13 @@ class EnergyLedger:
         prefill_joules += more
         joules = prefill_joules + decode_joules + rest
         self._requests_joules += joules
-        by_source: dict[PowerSource, float] = {}
+        by_source: dict[str, float] = {}
         for piece in pieces:
             known = piece.segment.source
             by_source[known] = by_source.get(known, 0.0) + piece.seconds
         source = max(by_source, key=lambda known: by_source[known])
         if by_source[source] < _MIN_MEASURED_RATIO * covered:
-            source = PowerSource.ESTIMATE
+            source = ESTIMATE
         return Charge(joules, source, prefill_joules)
 
     def _pieces(self, engine: str, start: float, end: float) -> list["_Piece"]:
@@ -289,21 +290,21 @@ class EnergyLedger:
             estimated_seconds=self._estimated_seconds,
         )
 
-    def _between(self, last: PowerSample, sample: PowerSample) -> tuple[float, PowerSource]:
+    def _between(self, last: PowerSample, sample: PowerSample) -> tuple[float, str]:
         seconds = max(0.0, sample.at - last.at)
         before, after = last.power_watts, sample.power_watts
-        is_same = last.source is sample.source
+        is_same = last.source == sample.source
         if is_same and last.energy_joules is not None and sample.energy_joules is not None:
             return max(0.0, sample.energy_joules - last.energy_joules), sample.source
-        if last.source is PowerSource.ESTIMATE or after is None:
+        if last.source == ESTIMATE or after is None:
             return (before or 0.0) * seconds, last.source  # it said when it changed
         if before is None:
             return after * seconds, sample.source
         is_measured = is_same and seconds <= self._max_gap_seconds
-        source = sample.source if is_measured else PowerSource.ESTIMATE
+        source = sample.source if is_measured else ESTIMATE
         return (before + after) / 2.0 * seconds, source  # the trapezoid rule
 
-    def _append(self, until: float, joules: float, source: PowerSource) -> None:
+    def _append(self, until: float, joules: float, source: str) -> None:
         seconds = until - self._until
         if seconds <= 0:
             return
@@ -311,7 +312,7 @@ class EnergyLedger:
         self._segments.append(_Segment(self._until, until, joules, source, self._active))
         self._until = until
         self._total_joules += joules
-        if source is PowerSource.ESTIMATE:
+        if source == ESTIMATE:
             self._estimated_seconds += seconds
         else:
             self._measured_seconds += seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
+from edge_agent.sensors.base import Coverage, NoData, Reading
 from edge_agent.sensors.sysfs import hwmon_named, in_order, read_number, read_text
 
 _INPUT_RAILS: Final = ("VDD_IN", "POM_5V_IN", "VIN")
@@ -146,7 +146,7 @@ class JetsonSensor:
         if is_new:  # ten times a second only what counts
             wanted = set(detail.split(" + "))
             self._files = [files for files in self._files if files.label in wanted]
-        return _reading(PowerSource.INA3221, watts, coverage, detail, now)
+        return _reading(self.name, watts, coverage, detail, now)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -224,7 +224,7 @@ class JtopSensor:
             )
         if figures is None:
             return NoData("the jtop service has not answered yet")
-        return _jtop_reading(figures[1], now)
+        return _jtop_reading(self.name, figures[1], now)
 
     def close(self) -> None:
         """Let the thread end with its next answer; it holds nothing up meanwhile."""
@@ -262,7 +262,7 @@ def _connect_jtop() -> Any:
     return jtop(1.0)
 
 
-def _jtop_reading(power: Any, now: float) -> Reading | NoData:
+def _jtop_reading(name: str, power: Any, now: float) -> Reading | NoData:
     try:
         rails = [
             Rail(str(name), float(rail["power"]) / 1e3)
@@ -281,11 +281,11 @@ def _jtop_reading(power: Any, now: float) -> Reading | NoData:
     if not rails:
         return NoData("jtop knows no power rail on this board")
     watts, coverage, detail = board_power(rails)
-    return _reading(PowerSource.JTOP, watts, coverage, f"jtop: {detail}", now)
+    return _reading(name, watts, coverage, f"jtop: {detail}", now)
 
 
 def _reading(
-    source: PowerSource, watts: float, coverage: Coverage, detail: str, now: float
+    source: str, watts: float, coverage: Coverage, detail: str, now: float
 ) -> Reading | NoData:
     if not 0 < watts <= _MAX_BOARD_WATTS:  # a board that runs draws something
         return NoData(f"{detail}: {watts:g} W cannot be")

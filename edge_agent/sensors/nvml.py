@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
+from edge_agent.sensors.base import Coverage, NoData, Reading
 
 NVML_FIX = "pip install nvidia-ml-py into the agent's environment, and check that nvidia-smi works"
 
@@ -54,7 +54,7 @@ class NvmlSensor:
         joules = self._counted_joules()
         self._busy_ratio = self._read_busy_ratio()
         return Reading(
-            PowerSource.NVML,
+            self.name,
             Coverage.GPU,
             relative_error=0.05,
             measured_at=now,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
+from edge_agent.sensors.base import Coverage, NoData, Reading
 from edge_agent.sensors.energy import WrappingCounter
 from edge_agent.sensors.sysfs import in_order, read_number, read_text
 
@@ -89,7 +89,7 @@ class RaplSensor:
     def _reading(self, now: float, watts: float | None) -> Reading:
         names = " + ".join(domain.name for domain in self._domains or ())
         return Reading(
-            PowerSource.RAPL,
+            self.name,
             Coverage.PACKAGE,
             relative_error=0.1,
             measured_at=now,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
+from edge_agent.sensors.base import Coverage, NoData, Reading
 from edge_agent.sensors.sysfs import hwmon_named, in_order, read_number, read_text
 
 PMIC_SCALE: Final = 1.145
@@ -139,7 +139,7 @@ class PmicSensor:
             )
         watts = self._scale * sum(rails.values()) + self._offset_watts
         detail = f"{len(rails)} rails × {self._scale:g} + {self._offset_watts:g} W"
-        return Reading(PowerSource.PMIC, Coverage.PARTIAL, 0.15, now, watts, detail=detail)
+        return Reading(self.name, Coverage.PARTIAL, 0.15, now, watts, detail=detail)
 
     def close(self) -> None:
         """Nothing is held open."""

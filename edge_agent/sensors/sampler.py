@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading, Sensor
+from edge_agent.sensors.base import ESTIMATE, Coverage, NoData, Reading, Sensor
 from edge_agent.sensors.board import BoardSensor, BoardState
 from edge_agent.sensors.energy import Charge, EnergyLedger, EnergyTotals, PowerSample, Work
 from edge_agent.sensors.power_model import PowerModel
@@ -32,7 +32,7 @@ class PowerState:
 
     Attributes:
         power_watts: mean of about the last second; None when there is neither sensor nor model.
-        source: where it comes from; None with it.
+        source: the sensor's name, or ESTIMATE; None with it.
         coverage, relative_error: of the source; None with it.
         sample_hertz: how often the source is read; None with it.
         age_seconds: since the last reading, or since the utilisation that an estimate goes by;
@@ -40,7 +40,7 @@ class PowerState:
     """
 
     power_watts: float | None
-    source: PowerSource | None
+    source: str | None
     coverage: Coverage | None
     relative_error: float | None
     sample_hertz: float | None
@@ -226,7 +226,7 @@ class PowerSampler:
             self._latest, self._smoothed_watts = None, None
             watts = self._model_watts()
             if watts is not None:
-                self._ledger.add(PowerSample(now, PowerSource.ESTIMATE, watts))
+                self._ledger.add(PowerSample(now, ESTIMATE, watts))
 
     def _model_watts(self) -> float | None:
         if self._model is None:
@@ -279,7 +279,7 @@ class PowerSampler:
             self._ledger.set_active(self._engines, now)
             watts = self._model_watts()
             if self._latest is None and not self._chosen and watts is not None:
-                self._ledger.add(PowerSample(now, PowerSource.ESTIMATE, watts))
+                self._ledger.add(PowerSample(now, ESTIMATE, watts))
 
     def charge(self, engine: str, work: Work) -> Charge | None:
         """The energy of a request that has just ended; None when it is not known.
@@ -325,7 +325,7 @@ class PowerSampler:
             return PowerState(None, None, None, None, None, None, "")
         return PowerState(
             model.watts(self._utilisation),
-            PowerSource.ESTIMATE,
+            ESTIMATE,
             model.coverage,
             model.relative_error,
             1.0 / _MODEL_SECONDS,
@@ -354,7 +354,7 @@ def _added(readings: list[Reading]) -> Reading:
         measured_at=max(reading.measured_at for reading in readings),
         power_watts=sum(known_watts) if len(known_watts) == len(watts) else None,
         energy_joules=sum(known_joules) if len(known_joules) == len(joules) else None,
-        detail=" + ".join(f"{reading.source.value} {reading.detail}" for reading in readings),
+        detail=" + ".join(f"{reading.source} {reading.detail}" for reading in readings),
     )
 
 
@@ -362,7 +362,7 @@ def _smoothed(previous: Reading | None, smoothed: float | None, now: Reading) ->
     """A moving mean over about a second, for people and for the routing."""
     if now.power_watts is None:
         return smoothed
-    if smoothed is None or previous is None or previous.source is not now.source:
+    if smoothed is None or previous is None or previous.source != now.source:
         return now.power_watts
     seconds = now.measured_at - previous.measured_at
     weight = min(1.0, seconds / _SMOOTHED_SECONDS)

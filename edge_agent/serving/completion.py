@@ -3,8 +3,6 @@
 import enum
 from dataclasses import dataclass
 
-from edge_agent.sensors.base import PowerSource
-
 
 class Outcome(enum.Enum):
     """How a work order ended."""
@@ -34,7 +32,7 @@ class Completion:
 
     Attributes:
         energy_joules: of this request alone; None when there is neither sensor nor power model.
-        energy_source: how they were obtained; None takes them for an estimate.
+        energy_source: the sensor's name, or "estimate"; None takes them for an estimate.
         prefill_joules, decode_joules: the parts that the prompt and the answer took; None with it,
             or when nobody can tell them apart.
         cached_prompt_tokens: of the prompt, held from an earlier turn and not read anew.
@@ -53,7 +51,7 @@ class Completion:
     decode_seconds: float = 0.0
     total_seconds: float = 0.0
     energy_joules: float | None = None
-    energy_source: PowerSource | None = None
+    energy_source: str | None = None
     failure: FailureKind | None = None
     message: str = ""
     prefill_joules: float | None = None

@@ -25,7 +25,7 @@ from edge_agent.engine.base import (
     TextChunk,
 )
 from edge_agent.errors import EngineError, ModelError
-from edge_agent.sensors.base import PowerSource
+from edge_agent.sensors.base import ESTIMATE
 from edge_agent.sensors.energy import Charge, Work
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
@@ -134,7 +134,7 @@ class WorkDesk:
         self.energy_joules = 0.0
         self.prefill_joules = 0.0
         self.decode_joules = 0.0
-        self.energy_sources: set[PowerSource] = set()
+        self.energy_sources: set[str] = set()
 
     @property
     def is_draining(self) -> bool:
@@ -317,7 +317,7 @@ class WorkDesk:
             return None
         # The engine was busy for this request alone during its work seconds, at full power.
         joules = event.work_seconds * power.watts(1.0)
-        return Charge(joules, PowerSource.ESTIMATE, joules * work.prefill_share)
+        return Charge(joules, ESTIMATE, joules * work.prefill_share)
 
     def _meter_order(self, key: tuple[str, int], model: HostedModel | None) -> None:
         """Note that an order begins on this model's engine, or with None that it has ended."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading, Sensor
+from edge_agent.sensors.base import ESTIMATE, Coverage, NoData, Reading, Sensor
 from edge_agent.sensors.jetson import JetsonSensor, JtopSensor
 from edge_agent.sensors.nvml import NvmlSensor
 from edge_agent.sensors.power_model import power_model
@@ -68,8 +68,8 @@ def check(answer: Reading | NoData, now: float) -> None:
     if isinstance(answer, NoData):
         assert answer.reason
         return
-    assert isinstance(answer.source, PowerSource)
-    assert answer.source is not PowerSource.ESTIMATE
+    assert isinstance(answer.source, str)
+    assert answer.source != ESTIMATE
     assert isinstance(answer.coverage, Coverage)
     assert 0 < answer.relative_error < 1
     assert answer.measured_at == now
@@ -151,7 +151,7 @@ def test_power_of_every_board_names_its_source(board: Board) -> None:
     is_measured = any(where == name for _, where in WORKS)
     assert power.power_watts is not None
     assert power.power_watts > 0
-    assert (power.source is PowerSource.ESTIMATE) is not is_measured
+    assert (power.source == ESTIMATE) is not is_measured
     assert power.coverage is not None
     assert power.relative_error is not None
     assert (power.relative_error > 0.3) is not is_measured, "a guess has a wide error bar"

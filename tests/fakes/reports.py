@@ -70,7 +70,6 @@ def health(**changes: Any) -> Health:
         "power_watts": 4.0,
         "power_source": "estimate",
         "is_throttled": None,
-        "busy_slots": (),
         "issues": (),
         **changes,
     }

@@ -193,7 +193,7 @@ class _Flood:
         node_id = NodeId(f"node-{self.requests % NODES}")
         request_id = RequestId(f"request-{self.requests}")
         usage = Usage(40, 60, 0.1, 0.2, 2.0, 20.0, "estimate")
-        health = Health(now, 0.5, 1 << 30, 60.0, 8.0, "estimate", False, ((_MODEL, 1),), ())
+        health = Health(now, 0.5, 1 << 30, 60.0, 8.0, "estimate", False, ())
         apply = self._profiler.apply
         apply(HealthReported(node_id, health), now)
         apply(Dispatched(node_id, request_id, _MODEL, 2.0, 60.0), now)
@@ -243,7 +243,7 @@ def _fleet() -> ProfilerState:
             (small, large),
         )  # fmt: skip
         profiler.apply(NodeConnected(hello, False), now)
-        health = Health(1.0, 0.1, 1 << 30, 50.0, 5.0, "estimate", False, (), ())
+        health = Health(1.0, 0.1, 1 << 30, 50.0, 5.0, "estimate", False, ())
         profiler.apply(HealthReported(hello.node_id, health), now)
     return profiler
 

@@ -74,7 +74,7 @@ def profiler_of(cluster: ClusterDescription) -> ProfilerState:
         )  # fmt: skip
         hello = NodeHello(NodeId(name), "start", attributes, tuple(models))
         profiler.apply(NodeConnected(hello, False), 0.0)
-        idle = Health(1.0, 0.1, 1 << 30, None, None, "none", None, (), ())
+        idle = Health(1.0, 0.1, 1 << 30, None, None, "none", None, ())
         profiler.apply(HealthReported(hello.node_id, idle), 0.0)
     return profiler
 

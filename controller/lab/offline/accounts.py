@@ -115,7 +115,8 @@ def measurement(
         measured_finish_seconds=account.measured_finish_seconds,
         round_trip_seconds=node.round_trip_seconds if node.HasField("round_trip_seconds") else None,
         energy_joules=usage.energy_joules if usage.HasField("energy_joules") else None,
-        energy_source=_name(types_pb2.PowerSource.Name(usage.energy_source), "POWER_SOURCE_")
+        energy_source=usage.energy_source_name
+        or _name(types_pb2.PowerSource.Name(usage.energy_source), "POWER_SOURCE_")
         or "none",
         prefill_joules=usage.prefill_joules if usage.HasField("prefill_joules") else None,
         decode_joules=usage.decode_joules if usage.HasField("decode_joules") else None,

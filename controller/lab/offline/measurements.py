@@ -102,7 +102,7 @@ class Measurement:
         measured_finish_seconds: what it was.
         round_trip_seconds: of the node's link when it was asked; None before it was measured.
         energy_joules: of this request, as the node accounts it; None when it cannot tell.
-        energy_source: "none", "estimate", "rapl", "ina3221", "nvml" or "pmic".
+        energy_source: "none", "estimate", or the name of the sensor, such as "rapl".
         prefill_joules: the part of reading; None when unknown.
         decode_joules: the part of writing; None when unknown.
         cost_usd: by the destination's prices.

@@ -637,11 +637,13 @@ class HealthSample(_message.Message):
     POWER_WATTS_FIELD_NUMBER: _builtins.int
     POWER_SOURCE_FIELD_NUMBER: _builtins.int
     IS_THROTTLED_FIELD_NUMBER: _builtins.int
-    LOADS_FIELD_NUMBER: _builtins.int
     ISSUES_FIELD_NUMBER: _builtins.int
     POWER_MODE_FIELD_NUMBER: _builtins.int
     GPU_UTILISATION_RATIO_FIELD_NUMBER: _builtins.int
     ENERGY_TODAY_JOULES_FIELD_NUMBER: _builtins.int
+    POWER_SOURCE_NAME_FIELD_NUMBER: _builtins.int
+    IS_POWER_ESTIMATE_FIELD_NUMBER: _builtins.int
+    SENSORS_FIELD_NUMBER: _builtins.int
     uptime_seconds: _builtins.float
     cpu_utilisation_ratio: _builtins.float
     """CPU busy over the sampling interval, 0 to 1."""
@@ -658,13 +660,21 @@ class HealthSample(_message.Message):
     """Absent: no graphics processor, or it cannot tell."""
     energy_today_joules: _builtins.float
     """Since midnight of the node's own clock. Absent: neither sensor nor power model."""
+    power_source_name: _builtins.str
+    """The sensor's own name, such as "ina3221" or "jtop"; any name may come. Empty: the sender is older
+    than this field, and power_source says all that is known.
+    """
+    is_power_estimate: _builtins.bool
+    """True: power_watts was not measured, whatever its source is called."""
     @_builtins.property
     def sample_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
-    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelLoad]: ...
-    @_builtins.property
     def issues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Named conditions an operator should mend, such as "model_file_missing: ..."."""
+
+    @_builtins.property
+    def sensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SensorState]:
+        """Sensors that are read, and those that do not work although an operator could mend them."""
 
     def __init__(
         self,
@@ -677,15 +687,17 @@ class HealthSample(_message.Message):
         power_watts: _builtins.float | None = ...,
         power_source: _types_pb2.PowerSource.ValueType = ...,
         is_throttled: _builtins.bool | None = ...,
-        loads: _abc.Iterable[Global___ModelLoad] | None = ...,
         issues: _abc.Iterable[_builtins.str] | None = ...,
         power_mode: _builtins.str = ...,
         gpu_utilisation_ratio: _builtins.float | None = ...,
         energy_today_joules: _builtins.float | None = ...,
+        power_source_name: _builtins.str = ...,
+        is_power_estimate: _builtins.bool = ...,
+        sensors: _abc.Iterable[Global___SensorState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules", "_gpu_utilisation_ratio", b"_gpu_utilisation_ratio", "_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "energy_today_joules", b"energy_today_joules", "gpu_utilisation_ratio", b"gpu_utilisation_ratio", "is_throttled", b"is_throttled", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules", "_gpu_utilisation_ratio", b"_gpu_utilisation_ratio", "_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "cpu_utilisation_ratio", b"cpu_utilisation_ratio", "energy_today_joules", b"energy_today_joules", "gpu_utilisation_ratio", b"gpu_utilisation_ratio", "is_throttled", b"is_throttled", "issues", b"issues", "loads", b"loads", "memory_available_bytes", b"memory_available_bytes", "power_mode", b"power_mode", "power_source", b"power_source", "power_watts", b"power_watts", "sample_time", b"sample_time", "temperature_celsius", b"temperature_celsius", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules", "_gpu_utilisation_ratio", b"_gpu_utilisation_ratio", "_is_throttled", b"_is_throttled", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "cpu_utilisation_ratio", b"cpu_utilisation_ratio", "energy_today_joules", b"energy_today_joules", "gpu_utilisation_ratio", b"gpu_utilisation_ratio", "is_power_estimate", b"is_power_estimate", "is_throttled", b"is_throttled", "issues", b"issues", "memory_available_bytes", b"memory_available_bytes", "power_mode", b"power_mode", "power_source", b"power_source", "power_source_name", b"power_source_name", "power_watts", b"power_watts", "sample_time", b"sample_time", "sensors", b"sensors", "temperature_celsius", b"temperature_celsius", "uptime_seconds", b"uptime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__energy_today_joules: _TypeAlias = _typing.Literal["energy_today_joules"]  # noqa: Y015
     _WhichOneofArgType__energy_today_joules: _TypeAlias = _typing.Literal["_energy_today_joules", b"_energy_today_joules"]  # noqa: Y015
@@ -711,29 +723,32 @@ class HealthSample(_message.Message):
 Global___HealthSample: _TypeAlias = HealthSample  # noqa: Y015
 
 @_typing.final
-class ModelLoad(_message.Message):
+class SensorState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    BUSY_SLOTS_FIELD_NUMBER: _builtins.int
-    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    IS_WORKING_FIELD_NUMBER: _builtins.int
+    READ_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    busy_slots: _builtins.int
-    queued_requests: _builtins.int
+    """As in power_source_name."""
+    is_working: _builtins.bool
+    """False: its last reading failed."""
+    read_seconds: _builtins.float
+    """Duration of its last reading."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        busy_slots: _builtins.int = ...,
-        queued_requests: _builtins.int = ...,
+        is_working: _builtins.bool = ...,
+        read_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_slots", b"busy_slots", "name", b"name", "queued_requests", b"queued_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_working", b"is_working", "name", b"name", "read_seconds", b"read_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ModelLoad: _TypeAlias = ModelLoad  # noqa: Y015
+Global___SensorState: _TypeAlias = SensorState  # noqa: Y015
 
 @_typing.final
 class WorkOrder(_message.Message):

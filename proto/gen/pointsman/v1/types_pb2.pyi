@@ -62,9 +62,11 @@ class _PowerSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PowerSour
     POWER_SOURCE_INA3221: _PowerSource.ValueType  # 4
     POWER_SOURCE_NVML: _PowerSource.ValueType  # 5
     POWER_SOURCE_PMIC: _PowerSource.ValueType  # 6
+    POWER_SOURCE_SENSOR: _PowerSource.ValueType  # 7
+    """A sensor that has no value here. Its name is in the field beside this one."""
 
 class PowerSource(_PowerSource, metaclass=_PowerSourceEnumTypeWrapper):
-    """How joules or watts were obtained. Estimates say so."""
+    """How joules or watts were obtained, for receivers that know no names of sensors. Estimates say so."""
 
 POWER_SOURCE_UNSPECIFIED: PowerSource.ValueType  # 0
 POWER_SOURCE_NONE: PowerSource.ValueType  # 1
@@ -74,6 +76,8 @@ POWER_SOURCE_RAPL: PowerSource.ValueType  # 3
 POWER_SOURCE_INA3221: PowerSource.ValueType  # 4
 POWER_SOURCE_NVML: PowerSource.ValueType  # 5
 POWER_SOURCE_PMIC: PowerSource.ValueType  # 6
+POWER_SOURCE_SENSOR: PowerSource.ValueType  # 7
+"""A sensor that has no value here. Its name is in the field beside this one."""
 Global___PowerSource: _TypeAlias = PowerSource  # noqa: Y015
 
 class _NodeKind:
@@ -383,6 +387,8 @@ class Usage(_message.Message):
     PREFILL_JOULES_FIELD_NUMBER: _builtins.int
     DECODE_JOULES_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENERGY_SOURCE_NAME_FIELD_NUMBER: _builtins.int
+    IS_ENERGY_ESTIMATE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     completion_tokens: _builtins.int
     queue_seconds: _builtins.float
@@ -397,6 +403,12 @@ class Usage(_message.Message):
     decode_joules: _builtins.float
     cached_prompt_tokens: _builtins.int
     """Prompt tokens whose keys and values were still held from an earlier turn, so were not read anew."""
+    energy_source_name: _builtins.str
+    """The sensor's own name, such as "ina3221" or "jtop"; any name may come. Empty: the sender is older
+    than this field, and energy_source says all that is known.
+    """
+    is_energy_estimate: _builtins.bool
+    """True: energy_joules was not measured, whatever its source is called."""
     def __init__(
         self,
         *,
@@ -410,10 +422,12 @@ class Usage(_message.Message):
         prefill_joules: _builtins.float | None = ...,
         decode_joules: _builtins.float | None = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        energy_source_name: _builtins.str = ...,
+        is_energy_estimate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules", "_energy_joules", b"_energy_joules", "_prefill_joules", b"_prefill_joules", "decode_joules", b"decode_joules", "energy_joules", b"energy_joules", "prefill_joules", b"prefill_joules"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules", "_energy_joules", b"_energy_joules", "_prefill_joules", b"_prefill_joules", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "decode_joules", b"decode_joules", "decode_seconds", b"decode_seconds", "energy_joules", b"energy_joules", "energy_source", b"energy_source", "prefill_joules", b"prefill_joules", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules", "_energy_joules", b"_energy_joules", "_prefill_joules", b"_prefill_joules", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "decode_joules", b"decode_joules", "decode_seconds", b"decode_seconds", "energy_joules", b"energy_joules", "energy_source", b"energy_source", "energy_source_name", b"energy_source_name", "is_energy_estimate", b"is_energy_estimate", "prefill_joules", b"prefill_joules", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_joules: _TypeAlias = _typing.Literal["decode_joules"]  # noqa: Y015
     _WhichOneofArgType__decode_joules: _TypeAlias = _typing.Literal["_decode_joules", b"_decode_joules"]  # noqa: Y015

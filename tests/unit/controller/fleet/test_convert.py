@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from controller.domain.completion import FailureKind, FinishReason
-from controller.domain.node_report import ModelPhase
+from controller.domain.completion import FailureKind, FinishReason, Usage
+from controller.domain.node_report import ModelPhase, SensorState
 from controller.domain.request import ChatMessage, InferenceRequest, Sampling
 from controller.fleet.convert import (
     BadReportError,
@@ -62,14 +62,45 @@ def test_what_is_unknown_stays_unknown() -> None:
 def test_health_survives_the_wire() -> None:
     sample = health(
         is_throttled=True,
-        busy_slots=((ModelName("small"), 3),),
-        queued_requests=((ModelName("small"), 1),),
+        sensors=(SensorState("jtop", True, 0.002), SensorState("rapl", False, 0.0)),
         issues=("hot",),
         power_mode="15W",
         gpu_utilisation_ratio=0.5,
         energy_today_joules=1234.5,
     )
     assert health_from_proto(health_to_proto(sample)) == sample
+
+
+@pytest.mark.parametrize("source", ["none", "estimate", "ina3221", "jtop", "a-meter-of-next-year"])
+def test_name_of_any_source_survives_the_wire(source: str) -> None:
+    sample = health(power_source=source)
+    assert health_from_proto(health_to_proto(sample)) == sample
+    used = Usage(energy_joules=1.0, energy_source=source)
+    assert usage_from_proto(usage_to_proto(used)) == used
+    assert usage_to_proto(used).is_energy_estimate == (source == "estimate")
+
+
+def test_agent_older_than_names_of_sources_is_understood() -> None:
+    for value, name in (
+        (types_pb2.POWER_SOURCE_UNSPECIFIED, "none"),
+        (types_pb2.POWER_SOURCE_NONE, "none"),
+        (types_pb2.POWER_SOURCE_ESTIMATE, "estimate"),
+        (types_pb2.POWER_SOURCE_RAPL, "rapl"),
+        (types_pb2.POWER_SOURCE_INA3221, "ina3221"),
+        (types_pb2.POWER_SOURCE_NVML, "nvml"),
+        (types_pb2.POWER_SOURCE_PMIC, "pmic"),
+    ):
+        sample = fleet_pb2.HealthSample(power_watts=1.0, power_source=value)
+        assert health_from_proto(sample).power_source == name
+        usage = types_pb2.Usage(energy_joules=1.0, energy_source=value)
+        assert usage_from_proto(usage).energy_source == name
+
+
+def test_source_that_says_it_is_an_estimate_counts_as_one_whatever_its_name() -> None:
+    sample = fleet_pb2.HealthSample(
+        power_watts=1.0, power_source_name="guess-by-fan-noise", is_power_estimate=True
+    )
+    assert health_from_proto(sample).power_source == "estimate"
 
 
 def test_clock_of_the_node_is_never_asked() -> None:

@@ -160,7 +160,7 @@ def test_health_sample_does_not_touch_claims(profiler: ProfilerState) -> None:
     """Case L15: a node's view, which may be older than a claim, never overwrites it."""
     join(profiler, 1.0)
     profiler.apply(dispatched(), 2.0)
-    profiler.apply(HealthReported(PI, health(busy_slots=((SMALL, 0),))), 2.0)
+    profiler.apply(HealthReported(PI, health()), 2.0)
     profiler.apply(ModelsReported(PI, (reported_model(),)), 2.0)
     (node,) = profiler.snapshot(2.0).nodes
     assert node.inflight_requests == 1

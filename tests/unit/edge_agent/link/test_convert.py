@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config import ModelSettings
-from edge_agent.engine.base import EngineSettings, LoadedModel, Message, Sampling
-from edge_agent.engine.fake import FakeEngine
+from edge_agent.engine.base import LoadedModel, Message, Sampling
 from edge_agent.engine.spec import PreparedModel
 from edge_agent.identity import HostDescription
 from edge_agent.lifecycle import ModelPhase
@@ -15,8 +14,9 @@ from edge_agent.link.convert import (
     model_to_proto,
     order_from_proto,
 )
-from edge_agent.sensors.base import HostSample
+from edge_agent.sensors.base import Coverage, HostSample
 from edge_agent.sensors.power_model import PowerModel
+from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, Outcome
 from edge_agent.serving.hosted import HostedModel
@@ -80,7 +80,7 @@ def test_board_without_a_power_model_has_no_power_and_not_zero_power() -> None:
     for name in ("idle_watts", "max_watts", "transmit_watts", "receive_watts"):
         assert not attributes.HasField(name)  # type: ignore[arg-type]
     assert attributes.power_source == types_pb2.POWER_SOURCE_NONE
-    sample = health_to_proto(SAMPLE, None, [], [])
+    sample = health_to_proto(SAMPLE, None, [])
     assert not sample.HasField("power_watts")
     for name in ("temperature_celsius", "is_throttled"):
         assert not sample.HasField(name)  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def test_power_of_the_boards_model_follows_utilisation_and_says_that_it_is_estim
     attributes = attributes_to_proto(HOST, "cloud", "0.1.0", "", power, 0.5, None)
     assert attributes.kind == types_pb2.NODE_KIND_CLOUD
     assert (attributes.idle_watts, attributes.max_watts, attributes.transmit_watts) == (4, 10, 0.5)
-    sample = health_to_proto(SAMPLE, power, [], ["model_file_missing: small"])
+    sample = health_to_proto(SAMPLE, power, ["model_file_missing: small"])
     assert sample.power_watts == pytest.approx(7.0)
     assert sample.power_source == types_pb2.POWER_SOURCE_ESTIMATE
     assert list(sample.issues) == ["model_file_missing: small"]
@@ -123,13 +123,24 @@ def test_model_is_described_as_far_as_it_is_known() -> None:
     assert ready.price.prompt_usd_per_token == 0.5
 
 
-def test_load_of_each_loaded_model_is_in_the_health_sample() -> None:
-    engine = FakeEngine(EngineSettings(Path("/m"), slots=2))
-    models = [
-        HostedModel(ModelSettings("loading")),
-        HostedModel(ModelSettings("ready"), ModelPhase.READY, engine=engine),
-    ]
-    loads = health_to_proto(SAMPLE, None, models, []).loads
-    assert [(load.name, load.busy_slots, load.queued_requests) for load in loads] == [
-        ("ready", 0, 0)
-    ]
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("ina3221", types_pb2.POWER_SOURCE_INA3221),
+        ("jtop", types_pb2.POWER_SOURCE_SENSOR),
+        ("a-meter-of-next-year", types_pb2.POWER_SOURCE_SENSOR),
+        ("estimate", types_pb2.POWER_SOURCE_ESTIMATE),
+    ],
+)
+def test_any_source_is_sent_by_its_own_name(
+    source: str, value: types_pb2.PowerSource.ValueType
+) -> None:
+    power = PowerState(4.0, source, Coverage.BOARD, 0.05, 10.0, 0.0, "a rail")
+    sample = health_to_proto(SAMPLE, None, [], power)
+    assert (sample.power_source_name, sample.power_source) == (source, value)
+    assert sample.is_power_estimate == (source == "estimate")
+    usage = completion_to_proto(
+        Completion("r1", 1, "m", Outcome.STOP, energy_joules=1.0, energy_source=source)
+    ).usage
+    assert (usage.energy_source_name, usage.energy_source) == (source, value)
+    assert usage.is_energy_estimate == (source == "estimate")

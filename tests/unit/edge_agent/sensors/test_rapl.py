@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, PowerSource, Reading
+from edge_agent.sensors.base import Coverage, NoData, Reading
 from edge_agent.sensors.rapl import RaplSensor
 from tests.fixtures.sysfs.boards import write, x86_rapl, x86_vm
 
@@ -24,7 +24,7 @@ def read(sensor: RaplSensor, now: float) -> Reading:
 def test_packages_are_added_and_what_they_contain_or_contains_them_is_not(tmp_path: Path) -> None:
     sensor = RaplSensor(write(tmp_path, x86_rapl()))
     first = read(sensor, 10.0)
-    assert (first.source, first.coverage) == (PowerSource.RAPL, Coverage.PACKAGE)
+    assert (first.source, first.coverage) == ("rapl", Coverage.PACKAGE)
     assert first.power_watts is None
     assert "psys" in first.detail
     set_energy(tmp_path, 0, 31_000_000)

@@ -74,6 +74,17 @@ def test_everything_that_is_known_is_kept() -> None:
     assert (row.max_tokens, row.seed, row.inflight_requests, row.batch_requests) == (64, 7, 3, None)
 
 
+def test_sensor_is_called_by_its_own_name() -> None:
+    usage = types_pb2.Usage(
+        energy_joules=1.0,
+        energy_source=types_pb2.POWER_SOURCE_SENSOR,
+        energy_source_name="jtop",
+    )
+    account = router_pb2.Account(node_id="pi", model="small", usage=usage)
+    node = admin_pb2.NodeStatus(node_id="pi")
+    assert measurement(QUESTION, ASKED, "", Grade(None, ""), account, node).energy_source == "jtop"
+
+
 def test_what_nobody_told_is_unknown_and_not_zero() -> None:
     account = router_pb2.Account(node_id="gone", model="small")
     node = admin_pb2.NodeStatus(node_id="gone")
