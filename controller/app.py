@@ -258,7 +258,10 @@ def _predictor(settings: Settings) -> QualityPredictor | None:
     try:
         predictor = open_quality_predictor(settings.quality, settings.server.data_dir)
     except EmbeddingUnavailableError as error:
-        log.info("quality.prior_only", reason=str(error))
+        is_wanted = settings.quality.is_enabled
+        log.info(
+            "quality.embedding_missing" if is_wanted else "quality.disabled", reason=str(error)
+        )
         return None
     except QualityFilesError as error:
         raise SettingsError(str(error)) from error

@@ -40,7 +40,7 @@ def request_from_proto(message: types_pb2.InferenceRequest) -> InferenceRequest:
         case "chat":
             prompt = tuple(ChatMessage(turn.role, turn.content) for turn in message.chat.messages)
         case _:
-            raise InvalidRequestError("The request has neither chat nor prompt.")
+            raise InvalidRequestError("The request has neither chat nor prompt; send one of them.")
     defaults, given = Sampling(), message.sampling
     limits = message.constraints
     return InferenceRequest(

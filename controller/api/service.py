@@ -303,7 +303,10 @@ class RouterService:
                 n for n in asked if any(m.name == model for m in self._profiler.nodes[n].models)
             ]
             if not asked:
-                raise UnknownModelError(f"No node that was asked has model {model!r}.")
+                where = f"node {node_id}" if node_id else "any connected node"
+                raise UnknownModelError(
+                    f"Model {model!r} is not on {where}; see `edge-controller nodes`."
+                )
         told: asyncio.Queue[Calibrating] = asyncio.Queue()
         tasks = [
             asyncio.create_task(self._calibrate_node(n, MeasureSpeed(model), told)) for n in asked

@@ -70,7 +70,7 @@ def _check_prompt(request: InferenceRequest, max_prompt_bytes: int) -> None:
     _check_unicode("The prompt", request.text)
     size = len(request.text.encode())
     if size > max_prompt_bytes:
-        raise InvalidRequestError(f"The prompt has {size} bytes; at most {max_prompt_bytes}.")
+        raise InvalidRequestError(f"The prompt has {size} bytes; send at most {max_prompt_bytes}.")
 
 
 def _check_format(given: ResponseFormat) -> None:

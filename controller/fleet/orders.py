@@ -172,7 +172,7 @@ class OrderBook:
     def _begin(self, node_id: NodeId, order: Order, now: float) -> str:
         if len(self._running) >= self._settings.max_running:
             raise TooManyOrdersError(
-                f"{len(self._running)} orders are running; wait until one has ended."
+                f"{len(self._running)} orders are running; wait until one ends."
             )
         order_id = f"order-{uuid.uuid4().hex}"
         self._running[order_id] = _Running(node_id, order, now + self._settings.total_seconds)
@@ -189,11 +189,11 @@ class OrderBook:
 def _why_late(running: _Running, seconds: float) -> str:
     if running.last_update is None:
         return (
-            f"Node {running.node_id} has not taken up the order within {seconds:g} s; its agent "
-            "may be too old to know such orders: update it."
+            f"Node {running.node_id} did not acknowledge the order within {seconds:g} s; update "
+            "its agent, which may be too old for such orders."
         )
-    doing = running.last_update.message or "working on it"
+    status = running.last_update.message or "working on it"
     return (
-        f"Node {running.node_id} has said nothing for {seconds:g} s; its last word was: {doing}. "
-        "It may still end; `edge-controller nodes` shows what it has."
+        f"No progress at node {running.node_id} for {seconds:g} s (last status: {status}). The "
+        "order may still complete; check `edge-controller nodes`."
     )

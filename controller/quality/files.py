@@ -166,7 +166,7 @@ class QualityFolder:
                 hint="what lies behind the damage is in that copy only",
             )
         elif found.cut_bytes:
-            log.warning("quality.write_cut_short", bytes=found.cut_bytes, kept_records=taken)
+            log.warning("quality.write_truncated", bytes=found.cut_bytes, kept_records=taken)
 
     def __enter__(self) -> "QualityFolder":
         return self

@@ -100,7 +100,7 @@ class Learner:
         if not record.request.text:
             raise InvalidRequestError(
                 f"The prompt of request {record.request.request_id!r} was not kept over a restart; "
-                "keep_prompts in [storage] does."
+                "set keep_prompts in [storage] to keep prompts."
             )
         if self._predictor is None:
             raise InvalidRequestError(
@@ -109,8 +109,8 @@ class Learner:
             )
         if not self._put(self._outcome(record, score_ratio)):
             raise QueueFullError(
-                "Too many scores wait to be learnt; try again later. The controller's log says "
-                "whether its disk is full."
+                "Too many scores are waiting; try again later. If it goes on, look for a full disk "
+                "in the controller's log."
             )
 
     def _outcome(self, record: RequestRecord, score_ratio: float | None) -> Outcome:

@@ -37,15 +37,15 @@ async def compile_once() -> None:
             start_new_session=True,  # Ctrl-C is ours to pass on
         )  # fmt: skip
     except OSError as error:
-        log.warning("policies.compiled_in_place", reason=str(error))
+        log.warning("policies.compile_failed", reason=str(error))
         return
     try:
         _, said = await asyncio.wait_for(process.communicate(), _COMPILE_SECONDS)
         if process.returncode != 0:
             reason = said.decode(errors="replace").strip()[-_LAST_WORDS:]
-            log.warning("policies.compiled_in_place", reason=reason or f"code {process.returncode}")
+            log.warning("policies.compile_failed", reason=reason or f"code {process.returncode}")
     except asyncio.TimeoutError:
-        log.warning("policies.compiled_in_place", reason=f"no end after {_COMPILE_SECONDS:g} s")
+        log.warning("policies.compile_failed", reason=f"no end after {_COMPILE_SECONDS:g} s")
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

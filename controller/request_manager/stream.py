@@ -124,9 +124,11 @@ class AnswerStream:
             remaining = until - loop.time()
             if remaining <= 0:
                 if until == deadline_at:
-                    raise RequestTimeoutError("The request's time is over.")
+                    raise RequestTimeoutError(
+                        "The request did not end within its time limit; try again."
+                    )
                 raise RequestTimeoutError(
-                    f"The node has made no progress for {progress_seconds:g} s."
+                    f"The node made no progress for {progress_seconds:g} s; try again."
                 )
             self._changed.clear()
             # Not `wait_for`: before Python 3.12 it loses a cancellation that comes in the same

@@ -59,7 +59,7 @@ class EndpointWatch:
 
     def went_down(self, error: RemoteError) -> None:
         """The endpoint cannot be used now; it is asked until it can."""
-        log.warning("remote.went_down", base_url=self._base_url, issue=error.issue.value)
+        log.warning("remote.lost", base_url=self._base_url, issue=error.issue.value)
         self.failure = error
         self._refused_key = None
         if error.issue in _NEEDS_CHANGE:
@@ -95,5 +95,5 @@ class EndpointWatch:
                 self.failure = error
             else:
                 self.failure = None
-                log.info("remote.came_back", base_url=self._base_url)
+                log.info("remote.recovered", base_url=self._base_url)
                 return

@@ -127,7 +127,7 @@ async def test_agent_that_does_not_know_such_orders_is_told_apart_from_a_slow_on
     task = await node.begin()
     assert len(node.got) == 2  # nobody had taken up the first
     node.says(OrderPhase.RUNNING, "loading")
-    with pytest.raises(OrderTimeoutError, match="last word was: loading"):
+    with pytest.raises(OrderTimeoutError, match="last status: loading"):
         await task
 
 

@@ -74,7 +74,7 @@ async def test_log_says_why_it_failed_and_the_controller_goes_on(
     compiler(tmp_path, monkeypatch, told, "echo no room left >&2; exit 3")
     with capture_logs() as logs:
         await compile_once()
-    assert logs[-1]["event"] == "policies.compiled_in_place"
+    assert logs[-1]["event"] == "policies.compile_failed"
     assert logs[-1]["reason"] == "no room left"
 
 

@@ -109,7 +109,7 @@ async def test_bound_counts_bytes_and_starts_anew_when_text_was_read() -> None:
 
 async def test_request_as_a_whole_has_a_deadline() -> None:
     stream = AnswerStream(100)
-    with pytest.raises(RequestTimeoutError, match="The request's time is over"):
+    with pytest.raises(RequestTimeoutError, match="did not end within its time limit"):
         await stream.next(asyncio.get_running_loop().time(), PATIENCE)
 
 
