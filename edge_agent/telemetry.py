@@ -4,6 +4,7 @@ import logging
 import sys
 
 import structlog
+from structlog.dev import plain_traceback
 
 
 def configure_logs(level: str) -> None:
@@ -13,7 +14,8 @@ def configure_logs(level: str) -> None:
         level: debug, info, warning or error.
     """
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # With rich installed, structlog would print what each variable held: prompts, keys.
+        [structlog.dev.ConsoleRenderer(exception_formatter=plain_traceback)]
         if sys.stderr.isatty()
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -4,6 +4,7 @@ import logging
 import sys
 
 import structlog
+from structlog.dev import plain_traceback
 
 
 def configure_logs(level: str) -> None:
@@ -23,7 +24,8 @@ def configure_logs(level: str) -> None:
         processors=[
             *shared,
             *(
-                [structlog.dev.ConsoleRenderer()]
+                # With rich installed, structlog would print what each variable held: prompts, keys.
+                [structlog.dev.ConsoleRenderer(exception_formatter=plain_traceback)]
                 if is_terminal
                 else [
                     structlog.processors.format_exc_info,
