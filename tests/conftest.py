@@ -3,7 +3,26 @@
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+import structlog
+
+# How long an example takes is the machine's affair, which may be busy with something else.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+# structlog draws tracebacks with every local variable unless told otherwise, which takes seconds.
+structlog.configure(
+    [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(
+            colors=False, exception_formatter=structlog.dev.plain_traceback
+        ),
+    ]
+)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -314,11 +314,14 @@ def test_wrong_settings_are_exit_code_2_and_all_told(tmp_path: Path) -> None:
     assert "batching.max_requests" in asked.stderr
 
 
-def test_termination_ends_a_controller_in_time(tmp_path: Path) -> None:
+def test_termination_ends_a_controller_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTSMAN_SERVER_GRACE_SECONDS", "90")
     with serving(tmp_path, "--insecure") as controller:
         code, out, seconds = ended(controller.process)
     assert (code, out) == (0, "")
-    assert seconds < 10.0, "its grace period, with nothing running"
+    assert seconds < 45.0, "half its grace period, with nothing running"
 
 
 def test_termination_ends_a_controller_that_still_compiles(
@@ -330,7 +333,7 @@ def test_termination_ends_a_controller_that_still_compiles(
         until(lambda: "policies.compiling" in (tmp_path / "log").read_text())
         code, out, seconds = ended(process)
     assert (code, out) == (0, "")
-    assert seconds < 10.0
+    assert seconds < 30.0, "no waiting for the compiler, which takes a minute"
     until(lambda: not processes_with(f"NUMBA_CACHE_DIR={tmp_path}"))
 
 

@@ -781,7 +781,8 @@ def test_a_cancel_within_a_long_prompt_frees_the_slot_at_once(smollm2: Path) -> 
             rest = [event async for event in stream]
             assert account_of(rest).reason is StopReason.CANCELLED
             assert not any(isinstance(event, TextChunk) for event in rest)
-            assert account_of(rest).prefill_seconds < 2.0
+            read = [event.tokens_read for event in rest if isinstance(event, PromptProgress)]
+            assert max(read, default=0) < first.tokens_total / 2
             assert engine.stats().busy_slots == 0
 
     run(scenario())
@@ -910,11 +911,11 @@ def test_a_child_is_not_taken_for_hung_when_the_agent_itself_stood_still(smollm2
     """L17: as behind a debugger, or in a virtual machine that was frozen."""
 
     async def scenario() -> None:
-        async with running(settings_for(smollm2), stall_seconds=0.5) as engine:
+        async with running(settings_for(smollm2), stall_seconds=2.0) as engine:
             pid = engine.child_pid
             stream = engine.generate(GenerationRequest("k", "One, two, three,", Sampling(200)))
             await anext(stream)
-            time.sleep(1.5)  # noqa: ASYNC251 - the loop is to stand still
+            time.sleep(3.0)  # noqa: ASYNC251 - the loop is to stand still
             events = [event async for event in stream]
             assert account_of(events).completion_tokens
             assert engine.child_pid == pid
@@ -926,9 +927,9 @@ def test_an_idle_child_is_not_taken_for_a_hung_one(smollm2: Path) -> None:
     """L17."""
 
     async def scenario() -> None:
-        async with running(settings_for(smollm2), stall_seconds=0.4) as engine:
+        async with running(settings_for(smollm2), stall_seconds=1.5) as engine:
             pid = engine.child_pid
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
             request = GenerationRequest("k", "One, two,", Sampling(3))
             assert account_of(await read_all(engine, request)).completion_tokens == 3
             assert engine.child_pid == pid
@@ -940,7 +941,7 @@ def test_closing_gives_the_memory_back_and_leaves_no_process(smollm2: Path) -> N
     """P4."""
 
     async def scenario() -> None:
-        engine = SupervisedEngine(settings_for(smollm2))
+        engine = SupervisedEngine(settings_for(smollm2), close_grace_seconds=WAIT_SECONDS)
         model = await engine.load()
         pid = engine.child_pid
         assert pid is not None
@@ -949,7 +950,7 @@ def test_closing_gives_the_memory_back_and_leaves_no_process(smollm2: Path) -> N
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
         started_at = time.monotonic()
         await engine.close()
-        assert time.monotonic() - started_at < 2.0
+        assert time.monotonic() - started_at < WAIT_SECONDS / 2  # it went when asked to
         assert not psutil.pid_exists(pid)
         assert engine.stats().resident_bytes is None
 
@@ -1019,7 +1020,7 @@ def test_the_child_dies_with_an_agent_that_is_killed(smollm2: Path) -> None:
         pid = int(agent.stdout.readline())
         child = psutil.Process(pid)
         agent.kill()
-        child.wait(timeout=5.0)
+        child.wait(timeout=60)
 
 
 def test_a_load_that_takes_too_long_is_given_up(smollm2: Path) -> None:

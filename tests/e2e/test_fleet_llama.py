@@ -103,7 +103,7 @@ async def wait_for(client: Client, node_id: str, state: str, seconds: float = 90
     deadline = time.monotonic() + seconds
     found = "unknown"
     while time.monotonic() < deadline:
-        nodes = await client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=5)
+        nodes = await client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=60)
         for node in nodes.nodes:
             if node.node_id == node_id:
                 found = node.state

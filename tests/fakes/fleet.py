@@ -27,9 +27,10 @@ from edge_agent.serving.calibrations import Speeds
 from edge_agent.status import StatusObject, ask_status
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 from tests.fakes.engines import engines_with
+from tests.fakes.waiting import PATIENCE_SECONDS
 
 FAST = BatchingSettings(window_seconds=0.2, quiet_seconds=0.02)
-FLEET = FleetSettings(health_interval_seconds=0.1, lease_seconds=2.0, probe_interval_seconds=0.2)
+FLEET = FleetSettings(health_interval_seconds=0.1, lease_seconds=10.0, probe_interval_seconds=0.2)
 
 
 async def prepare_fake(name: str, report: Callable[[str], None]) -> PreparedModel:
@@ -73,13 +74,13 @@ class RunningAgent:
     async def stop(self) -> None:
         self._stop.set()
         if self._task is not None:
-            await asyncio.wait_for(self._task, 10)
+            await asyncio.wait_for(self._task, PATIENCE_SECONDS)
 
     async def kill(self) -> None:
         """End it without a word, as kill -9 would."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=10)
+            await asyncio.wait([self._task], timeout=60)
 
     @property
     def is_done(self) -> bool:
@@ -134,10 +135,12 @@ class RunningFleet:
         self._agents.remove(agent)
 
     async def nodes(self) -> dict[str, admin_pb2.NodeStatus]:
-        response = await self.client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=5)
+        response = await self.client.admin.ListNodes(admin_pb2.ListNodesRequest(), timeout=60)
         return {node.node_id: node for node in response.nodes}
 
-    async def wait_for_state(self, node_id: str, state: str, seconds: float = 20.0) -> None:
+    async def wait_for_state(
+        self, node_id: str, state: str, seconds: float = PATIENCE_SECONDS
+    ) -> None:
         with anyio.fail_after(seconds):
             while True:
                 node = (await self.nodes()).get(node_id)
@@ -158,7 +161,7 @@ class RunningFleet:
         """Answer one prompt with this model; the text and the account."""
         text = ""
         request = infer_request(prompt, model, **sampling)
-        async for event in self.client.router.Infer(request, timeout=20):
+        async for event in self.client.router.Infer(request, timeout=60):
             if event.WhichOneof("event") == "text":
                 text += event.text.text
             elif event.WhichOneof("event") == "account":
@@ -214,4 +217,4 @@ async def running_fleet(
         for agent in running._agents if running else ():
             await agent.kill()
         stop.set()
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, PATIENCE_SECONDS)

@@ -16,19 +16,19 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-            check=True, capture_output=True, timeout=10,
+            check=True, capture_output=True, timeout=60,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("needs the right to mount a small file system")
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=10)
+        subprocess.run(["umount", "-l", str(folder)], check=False, capture_output=True, timeout=60)
 
 
 def remount(folder: Path, option: str) -> None:
     """Change it, such as by "ro" or "size=20m"."""
-    subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-o", f"remount,{option}", str(folder)], check=True, timeout=60)
 
 
 def fill(folder: Path, left_bytes: int = 0) -> Path:

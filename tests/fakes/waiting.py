@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import anyio
 
-PATIENCE_SECONDS = 15.0
+PATIENCE_SECONDS = 60.0
 """Bounds every wait; nothing should come near it."""
 
 

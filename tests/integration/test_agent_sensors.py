@@ -57,7 +57,7 @@ async def status_of_agent(
             lambda settings: sensors,
         )
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         agent = asyncio.create_task(serve())
         await ready.wait()
         status = await ask_status(settings.socket_path)

@@ -106,7 +106,7 @@ def test_killed_agent_ends_its_stream_with_an_error_and_is_used_again(tmp_path: 
             other = asyncio.create_task(fleet.infer_model("fake-b"))
 
             async def stream() -> None:
-                call = fleet.client.router.Infer(infer_request("Go on.", "fake-a"), timeout=20)
+                call = fleet.client.router.Infer(infer_request("Go on.", "fake-a"), timeout=60)
                 async for event in call:
                     events.append(event.WhichOneof("event") or "")
                     if events.count("text") == 3:
@@ -152,12 +152,12 @@ def test_client_that_goes_away_frees_the_slot(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
             agent = await fleet.add_agent("a", make_engine=slow)
-            call = fleet.client.router.Infer(infer_request("Go on.", max_tokens=2000), timeout=20)
+            call = fleet.client.router.Infer(infer_request("Go on.", max_tokens=2000), timeout=60)
             async for event in call:
                 if event.WhichOneof("event") == "text":
                     break
             call.cancel()
-            with anyio.fail_after(3):
+            with anyio.fail_after(60):
                 while agent.engines[0].stats().busy_slots:
                     await asyncio.sleep(0.01)
                 while (await fleet.nodes())["a"].inflight_requests:
@@ -193,7 +193,7 @@ def test_stopping_agent_finishes_what_it_has(tmp_path: Path) -> None:
             call = asyncio.create_task(fleet.infer("Go on."))
             while (await fleet.nodes())["a"].inflight_requests == 0:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
+            await until(lambda: agent.engines[0].stats().busy_slots)
             await agent.stop()
             text, account = await call
             assert text
@@ -209,7 +209,7 @@ def test_status_answers_with_the_controller_away(tmp_path: Path) -> None:
             agent = await fleet.add_agent("a")
             assert (await agent.status())["state"] == "ready"
             fleet.stop_controller.set()
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 while (status := await agent.status())["controller"]["is_connected"]:
                     await asyncio.sleep(0.02)
             assert status["state"] == "degraded"
@@ -227,7 +227,7 @@ async def nothing_is_held(fleet: RunningFleet, *agents: RunningAgent) -> None:
     for agent in agents:
         stats = agent.engines[-1].stats
         await until(lambda stats=stats: not stats().busy_slots and not stats().queued_requests)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             running = [(await agent.status())["requests"]["running"] for agent in agents]
             nodes = (await fleet.nodes()).values()
@@ -270,7 +270,7 @@ def test_two_clients_of_one_model_take_turns_and_never_see_each_others_text(
 
             async def stream(client: int) -> None:
                 request = infer_request(f"Client {client} asks.", seed=client)
-                async for event in fleet.client.router.Infer(request, timeout=20):
+                async for event in fleet.client.router.Infer(request, timeout=60):
                     if event.WhichOneof("event") == "text":
                         texts[client] += event.text.text
                         turns.append(client)
@@ -301,7 +301,7 @@ def test_five_hundred_cancels_at_any_moment_leave_no_slot_taken(tmp_path: Path) 
             endings: dict[str, int] = {}
 
             async def leave_sometime() -> None:
-                call = fleet.client.router.Infer(infer_request("Go on.", max_tokens=40), timeout=20)
+                call = fleet.client.router.Infer(infer_request("Go on.", max_tokens=40), timeout=60)
                 asyncio.get_running_loop().call_later(rng.uniform(0.0, 0.15), call.cancel)
                 ending = "nothing"
                 try:
@@ -333,16 +333,16 @@ def test_client_that_leaves_while_its_window_is_open_is_never_dispatched(tmp_pat
             agents = [await fleet.add_agent(name) for name in ("a", "b")]
             request = infer_request("Go on.")
             request.request.request_id = "leaver"
-            call = fleet.client.router.Infer(request, timeout=20)
+            call = fleet.client.router.Infer(request, timeout=60)
             events = aiter(call)
             assert (await anext(events)).WhichOneof("event") == "admitted"
             explain = router_pb2.ExplainRequest(request_id="leaver")
-            assert (await fleet.client.router.Explain(explain, timeout=5)).state == "waiting"
+            assert (await fleet.client.router.Explain(explain, timeout=60)).state == "waiting"
             call.cancel()
-            with anyio.fail_after(5):
-                while (await fleet.client.router.Explain(explain, timeout=5)).state == "waiting":
+            with anyio.fail_after(60):
+                while (await fleet.client.router.Explain(explain, timeout=60)).state == "waiting":
                     await asyncio.sleep(0.01)
-            explained = await fleet.client.router.Explain(explain, timeout=5)
+            explained = await fleet.client.router.Explain(explain, timeout=60)
             assert explained.state == "cancelled"
             assert not explained.HasField("decision")
             await nothing_is_held(fleet, *agents)
@@ -372,7 +372,7 @@ def test_client_that_stops_reading_is_cut_off_and_costs_its_bound_at_most(tmp_pa
             request = infer_request("Tell me everything.", max_tokens=2 * words)
             events = aiter(stub.Infer(request, timeout=60))
             assert (await anext(events)).WhichOneof("event") == "admitted"
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while (await fleet.nodes())["a"].failed_requests == 0:
                     await asyncio.sleep(0.02)
             await nothing_is_held(fleet, agent)
@@ -395,7 +395,7 @@ async def stream_until(
     fleet: RunningFleet, pieces: int, then: Callable[[], object], events: list[str]
 ) -> None:
     """Read an answer to its end, and do something after so many pieces of text."""
-    async for event in fleet.client.router.Infer(infer_request("Go on."), timeout=20):
+    async for event in fleet.client.router.Infer(infer_request("Go on."), timeout=60):
         kind = event.WhichOneof("event") or ""
         events.append(kind)
         if kind == "text" and events.count("text") == pieces:
@@ -460,7 +460,7 @@ def test_agents_find_a_restarted_controller_by_themselves(tmp_path: Path) -> Non
 
         async def answer(fleet: RunningFleet) -> str:
             text = ""
-            async for event in fleet.client.router.Infer(request, timeout=20):
+            async for event in fleet.client.router.Infer(request, timeout=60):
                 text += event.text.text
             return text
 

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.anyio
 
 ROUTED = RoutedTo(NodeId("pi"), ModelName("smol"), BatchId("batch-7"), "memetic")
 HELLO = [{"role": "user", "content": "Hello"}]
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 """Bounds every wait; nothing here should come near it."""
 
 

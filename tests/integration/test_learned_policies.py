@@ -95,7 +95,7 @@ def test_node_that_joins_is_used_and_one_unknown_to_ppo_makes_it_fall_back(
             text, _ = await fleet.infer(max_tokens=4)
             assert text
             # Dry runs do not count; the one live request since the stranger came does.
-            told = await fleet.client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=5)
+            told = await fleet.client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=60)
             counted = [(each.policy, each.cause, each.requests) for each in told.fallbacks]
             assert counted == ([("ppo", "unknown_fleet", 1)] if policy == "ppo" else [])
 

@@ -630,7 +630,7 @@ def start_puller(tmp_path, server, store) -> Iterator[Callable[[], "subprocess.P
     for process in started:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def read_until(process: "subprocess.Popen[str]", stage: PullStage) -> None:

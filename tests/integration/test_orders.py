@@ -24,7 +24,7 @@ async def follow(fleet: RunningFleet, request: admin_pb2.ManageModelRequest) -> 
     return [
         f"{fleet_pb2.OrderPhase.Name(r.update.phase).removeprefix('ORDER_PHASE_')} "
         f"{r.update.message}".strip()
-        async for r in fleet.client.admin.ManageModel(request, timeout=20)
+        async for r in fleet.client.admin.ManageModel(request, timeout=60)
     ]
 
 
@@ -59,7 +59,7 @@ def test_order_goes_down_the_nodes_stream_and_its_updates_come_back(tmp_path: Pa
             assert not order.HasField("context_tokens")
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_RUNNING, "downloading")
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_RUNNING, "loading")
-            again = aiter(fleet.client.admin.ManageModel(LOAD, timeout=20))  # a repeat joins
+            again = aiter(fleet.client.admin.ManageModel(LOAD, timeout=60))  # a repeat joins
             words = [(await anext(again)).update.message]
             agent.order_update(order.order_id, fleet_pb2.ORDER_PHASE_DONE)
             assert await following == ["RUNNING downloading", "RUNNING loading", "DONE"]

@@ -18,7 +18,7 @@ async def order(
     fleet: RunningFleet, action: "fleet_pb2.ModelAction.ValueType", model: str
 ) -> list[fleet_pb2.OrderUpdate]:
     request = admin_pb2.ManageModelRequest(node_id="pi-1", action=action, model=model)
-    return [answer.update async for answer in fleet.client.admin.ManageModel(request, timeout=20)]
+    return [answer.update async for answer in fleet.client.admin.ManageModel(request, timeout=60)]
 
 
 async def phases(fleet: RunningFleet) -> dict[str, "fleet_pb2.ModelPhase.ValueType"]:
@@ -47,7 +47,7 @@ async def test_speeds_are_measured_anew_by_order(tmp_path):
     async with running_fleet(tmp_path) as fleet:
         await fleet.add_agent("pi-1", MODELS)
         request = admin_pb2.CalibrateRequest(node_id="pi-1")
-        answers = [a async for a in fleet.client.admin.Calibrate(request, timeout=20)]
+        answers = [a async for a in fleet.client.admin.Calibrate(request, timeout=60)]
         assert answers[-1].update.phase == fleet_pb2.ORDER_PHASE_DONE
         speeds = {model.name: model.calibration for model in answers[-1].models}
         assert speeds["fake-a"].decode_tokens_per_second > 0

@@ -25,7 +25,7 @@ PROBING = FleetSettings(
 
 async def goodput_of(fleet: RunningFleet, node_id: str) -> admin_pb2.NodeStatus:
     """The node, once both directions have been measured a few times."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while True:
             node = (await fleet.nodes()).get(node_id)
             if node is not None and node.HasField("goodput_age_seconds"):

@@ -228,7 +228,7 @@ async def test_second_agent_of_a_name_supersedes_the_first(tmp_path: Path) -> No
 async def test_frozen_node_is_lost_when_its_lease_runs_out(tmp_path: Path) -> None:
     """Case L8: it is out of routing at once, listed as offline, and can be forgotten."""
     settings = FleetSettings(
-        health_interval_seconds=0.1, lease_seconds=0.5, probe_interval_seconds=0.2
+        health_interval_seconds=0.1, lease_seconds=2.0, probe_interval_seconds=0.2
     )
     async with (
         running_fleet(tmp_path, fleet=settings) as fleet,
@@ -245,13 +245,13 @@ async def test_frozen_node_is_lost_when_its_lease_runs_out(tmp_path: Path) -> No
         assert failure.value.code() is CODE.UNAVAILABLE
         code, details = await agent.ending()
         assert code is CODE.UNAVAILABLE
-        assert details == "nothing was heard for 0.5 s"
+        assert details == "nothing was heard for 2 s"
         node = (await fleet.nodes())["raw"]
         assert node.state == "offline"
         assert node.inflight_requests == 0
         assert node.failed_requests == 1
-        assert node.last_seen_seconds >= 0.5
-        await fleet.client.admin.ForgetNode(admin_pb2.ForgetNodeRequest(node_id="raw"), timeout=5)
+        assert node.last_seen_seconds >= 2.0
+        await fleet.client.admin.ForgetNode(admin_pb2.ForgetNodeRequest(node_id="raw"), timeout=60)
         assert await fleet.nodes() == {}
 
 
@@ -293,7 +293,7 @@ async def test_path_of_a_node_is_measured_by_its_echoes(tmp_path: Path) -> None:
             probe = await agent.until("probe")
             await agent.say(probe_echo=fleet_pb2.ProbeEcho(nonce=probe.nonce))
         node = (await fleet.nodes())["raw"]
-        assert 0.0 < node.round_trip_seconds < 5.0
+        assert 0.0 < node.round_trip_seconds < PATIENCE_SECONDS
 
 
 # -- health and reflection -------------------------------------------------------------------------
@@ -306,10 +306,10 @@ async def test_health_is_told_by_service(tmp_path: Path) -> None:
     ):
         stub = health_pb2_grpc.HealthStub(channel)
         for service in ("", *SERVICES):
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await stub.Check(health_pb2.HealthCheckRequest(service="no.such"), timeout=5)
+            await stub.Check(health_pb2.HealthCheckRequest(service="no.such"), timeout=60)
         assert failure.value.code() is CODE.NOT_FOUND
 
 

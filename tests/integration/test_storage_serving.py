@@ -39,12 +39,12 @@ async def test_nodes_drains_counts_and_explanations_survive_a_restart(tmp_path):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await fleet.client.router.Feedback(
                 router_pb2.FeedbackRequest(request_id=account.request_id, score_ratio=1.0),
-                timeout=5,
+                timeout=60,
             )
         assert "keep_prompts" in (refused.value.details() or "")
         await fleet.add_agent("pi-2", wait=False)
         await fleet.wait_for_state("pi-2", "draining")
-        await fleet.client.admin.ForgetNode(admin_pb2.ForgetNodeRequest(node_id="pi-1"), timeout=5)
+        await fleet.client.admin.ForgetNode(admin_pb2.ForgetNodeRequest(node_id="pi-1"), timeout=60)
     async with running_fleet(tmp_path) as fleet:
         assert set(await fleet.nodes()) == {"pi-2"}
 

@@ -28,7 +28,7 @@ async def test_watchdog_time_is_for_the_process_it_names() -> None:
 
 async def test_nobody_watches_outside_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await feed_watchdog(lambda: True)
 
 
@@ -44,7 +44,7 @@ async def test_watchdog_is_fed_only_while_the_agent_is_healthy(
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         monkeypatch.setenv("WATCHDOG_USEC", "2000")
         monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
 
                 def is_healthy() -> bool:

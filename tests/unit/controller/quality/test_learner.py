@@ -23,6 +23,7 @@ from controller.quality.files import QualityFilesError, QualityFolder
 from controller.quality.learner import Learner
 from controller.quality.predictor import Outcome, QualityPredictor, destination_key
 from controller.request_manager.decider import Decider
+from tests.fakes.waiting import until
 from tests.unit.controller.request_manager.test_decider import fleet
 
 pytestmark = pytest.mark.anyio
@@ -200,7 +201,7 @@ async def test_learning_goes_on_by_itself(predictor: QualityPredictor) -> None:
     learner = Learner(predictor)
     task = asyncio.create_task(learner.run())
     learner.finished(record("Algebra one"))
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while predictor.profiled_prompts == 0:
             await asyncio.sleep(0.01)
     task.cancel()
@@ -212,7 +213,11 @@ async def test_outcomes_wait_while_the_disk_is_full_and_are_learnt_once_it_is_no
     is_full = True
     learn = predictor.learn
 
+    tries = 0
+
     def learn_if_possible(outcomes: Sequence[Outcome]) -> None:
+        nonlocal tries
+        tries += 1
         if is_full:
             raise QualityFilesError("No space left on device")
         learn(outcomes)
@@ -226,10 +231,10 @@ async def test_outcomes_wait_while_the_disk_is_full_and_are_learnt_once_it_is_no
     assert not await learner.drain()
     assert learner.waiting == 2
     task = asyncio.create_task(learner.run())
-    await asyncio.sleep(0.05)
+    await until(lambda: tries > 3)
     assert (learner.waiting, predictor.profiled_prompts) == (2, 0)
     is_full = False
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while learner.waiting:
             await asyncio.sleep(0.01)
     assert predictor.profiled_prompts == 2

@@ -157,7 +157,8 @@ async def test_queue_never_grows_beyond_its_limit() -> None:
     async with bench(BatchingSettings(window_seconds=30.0, max_waiting_requests=limit)) as made:
         tasks = [started(made, request(f"r{index}")) for index in range(3 * limit)]
         refused = 0
-        done, waiting = await asyncio.wait(tasks, timeout=0.05)
+        await until(lambda: sum(task.done() for task in tasks) == 2 * limit)
+        done, waiting = await asyncio.wait(tasks, timeout=0)
         for task in done:
             assert isinstance(task.exception(), QueueFullError)
             refused += 1
