@@ -1,8 +1,12 @@
-"""Generate the stubs under proto/gen, or check that the committed ones are current."""
+"""Make what lies under proto/gen, or check that what is committed there is current.
+
+That is the stubs that protoc generates, and the modules that both programs share, as they are.
+"""
 
 import argparse
 import filecmp
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -16,7 +20,7 @@ GENERATED = PROTO / "gen"
 
 
 def generate(target: Path) -> None:
-    """Write every stub, with its type stub, below `target`."""
+    """Write every stub, with its type stub, and every shared module below `target`."""
     target.mkdir(parents=True, exist_ok=True)
     # protoc finds its plug-ins beside this Python's own commands.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -35,6 +39,8 @@ def generate(target: Path) -> None:
     )
     if code != 0:
         sys.exit(f"protoc failed with exit code {code}")
+    for module in sorted((PROTO / "pointsman").glob("*.py")):
+        shutil.copyfile(module, target / "pointsman" / module.name)
 
 
 def differences(fresh: Path, committed: Path) -> Iterable[str]:
@@ -47,11 +53,11 @@ def differences(fresh: Path, committed: Path) -> Iterable[str]:
     }
     for name in sorted(names | known):
         if name not in names:
-            yield f"{name}: no .proto file gives this"
+            yield f"{name}: made from nothing under proto"
         elif name not in known:
             yield f"{name}: missing"
         elif not filecmp.cmp(fresh / name, committed / name, shallow=False):
-            yield f"{name}: not what its .proto file gives"
+            yield f"{name}: not what its source under proto gives"
 
 
 def main() -> None:

@@ -11,22 +11,24 @@ import grpc
 from typing_extensions import assert_never
 
 from controller.api.convert import (
-    account_to_proto,
-    calibrating_to_proto,
-    decision_to_proto,
+    ACCOUNT,
+    CALIBRATING,
+    DECISION,
+    MANAGE_MODEL,
+    PLACEMENT,
+    ROUTED,
+    SERVED_MODEL,
+    TEXT,
+    WEIGHTS,
     explanation_to_proto,
-    manage_model_from_proto,
     node_to_proto,
-    placement_to_proto,
     request_from_proto,
-    served_model_to_proto,
     weights_from_proto,
-    weights_to_proto,
 )
 from controller.api.service import RouterService
 from controller.config import BatchingSettings
 from controller.domain.request_record import Account
-from controller.fleet.convert import order_update_to_proto
+from controller.fleet.convert import ORDER_UPDATE
 from controller.ids import ModelName, NodeId, RequestId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.stream import RoutedTo, Text
@@ -51,8 +53,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             weights_from_proto(request.weights) if request.HasField("weights") else None,
         )
         return router_pb2.RouteResponse(
-            decision=decision_to_proto(decision),
-            placements=[placement_to_proto(placement) for placement in placements],
+            decision=DECISION.write(decision),
+            placements=map(PLACEMENT.write, placements),
         )
 
     async def Infer(  # noqa: N802
@@ -84,28 +86,17 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:
         """List the models that the fleet can answer with."""
-        return router_pb2.ListModelsResponse(
-            models=[served_model_to_proto(model) for model in self._service.models()]
-        )
+        return router_pb2.ListModelsResponse(models=map(SERVED_MODEL.write, self._service.models()))
 
 
 def _event_to_proto(event: InferEvent) -> router_pb2.InferResponse:
     match event:
         case RoutedTo():
-            return router_pb2.InferResponse(
-                routed=router_pb2.Routed(
-                    node_id=event.node_id,
-                    model=event.model,
-                    batch_id=event.batch_id,
-                    policy=event.policy,
-                )
-            )
+            return router_pb2.InferResponse(routed=ROUTED.write(event))
         case Text():
-            return router_pb2.InferResponse(
-                text=router_pb2.TextDelta(text=event.text, tokens=event.tokens)
-            )
+            return router_pb2.InferResponse(text=TEXT.write(event))
         case Account():
-            return router_pb2.InferResponse(account=account_to_proto(event))
+            return router_pb2.InferResponse(account=ACCOUNT.write(event))
         case _:
             assert_never(event)
 
@@ -147,7 +138,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         choice = self._service.policy
         return admin_pb2.GetPolicyResponse(
             policy=choice.policy,
-            weights=weights_to_proto(choice.weights),
+            weights=WEIGHTS.write(choice.weights),
             normalisation=choice.normalisation,
             available_policies=self._service.available_policies,
             window_seconds=self._batching.window_seconds,
@@ -169,7 +160,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         return admin_pb2.SetPolicyResponse(
             policy=choice.policy,
-            weights=weights_to_proto(choice.weights),
+            weights=WEIGHTS.write(choice.weights),
             normalisation=choice.normalisation,
         )
 
@@ -177,11 +168,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ManageModelRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ManageModelResponse]:
         """Load, unload, pin or unpin a model on a node."""
-        order = manage_model_from_proto(request)
+        order = MANAGE_MODEL.read(request)
         updates = self._service.manage_model(NodeId(request.node_id), order)
         async with aclosing(updates):
             async for update in updates:
-                yield admin_pb2.ManageModelResponse(update=order_update_to_proto(update))
+                yield admin_pb2.ManageModelResponse(update=ORDER_UPDATE.write(update))
 
     async def Calibrate(  # noqa: N802
         self, request: admin_pb2.CalibrateRequest, context: Context
@@ -193,11 +184,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         async with aclosing(events):
             async for event in events:
-                yield calibrating_to_proto(event)
+                yield CALIBRATING.write(event)
 
     async def ListAccounts(  # noqa: N802
         self, request: admin_pb2.ListAccountsRequest, context: Context
     ) -> AsyncIterator[admin_pb2.ListAccountsResponse]:
         """Tell the latest answered requests, one a message."""
         for account in await self._service.accounts(request.limit or None):
-            yield admin_pb2.ListAccountsResponse(account=account_to_proto(account))
+            yield admin_pb2.ListAccountsResponse(account=ACCOUNT.write(account))

@@ -14,13 +14,13 @@ from controller.domain.completion import Completion
 from controller.domain.order import Order, OrderUpdate
 from controller.domain.request import InferenceRequest
 from controller.fleet.convert import (
+    COMPLETION,
+    HEALTH,
+    ORDER_UPDATE,
     BadReportError,
-    completion_from_proto,
-    health_from_proto,
     hello_from_proto,
     models_from_proto,
     order_to_proto,
-    order_update_from_proto,
     work_order,
 )
 from controller.fleet.links import NodeLink
@@ -157,9 +157,7 @@ class FleetSessions:
         is_held = False
         match message.WhichOneof("message"):
             case "health":
-                self._profiler.apply(
-                    HealthReported(node_id, health_from_proto(message.health)), now
-                )
+                self._profiler.apply(HealthReported(node_id, HEALTH.read(message.health)), now)
             case "models":
                 models = models_from_proto(message.models.models)
                 self._profiler.apply(ModelsReported(node_id, models), now)
@@ -176,7 +174,7 @@ class FleetSessions:
                 completion = message.completion
                 request_id = RequestId(completion.request_id)
                 is_held = self.on_completion(
-                    node_id, request_id, completion.attempt, completion_from_proto(completion)
+                    node_id, request_id, completion.attempt, COMPLETION.read(completion)
                 )
                 if is_held and message.sequence:
                     self.settle(request_id)  # of an attempt elsewhere, whose node was lost
@@ -185,7 +183,7 @@ class FleetSessions:
             case "probe_echo":
                 self._echoed(node_id, message.probe_echo, now)
             case "order_update":
-                self._orders.updated(node_id, order_update_from_proto(message.order_update))
+                self._orders.updated(node_id, ORDER_UPDATE.read(message.order_update))
             case "goodbye":
                 # It finishes what it has; the stream ends when it is done.
                 self._profiler.apply(DrainChanged(node_id, True), now)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from controller.domain.node_report import NodeHello
-from controller.fleet.convert import attributes_to_proto, health_to_proto, model_to_proto
+from controller.fleet.convert import ATTRIBUTES, HEALTH, MODEL
 from pointsman.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.fakes.reports import health, hello
 from tests.fakes.waiting import PATIENCE_SECONDS, until
@@ -52,11 +52,11 @@ class ScriptedAgent:
                 instance_id=introduction.instance_id,
                 min_protocol_version=1,
                 max_protocol_version=1,
-                attributes=attributes_to_proto(introduction.attributes),
-                models=[model_to_proto(model) for model in introduction.models],
+                attributes=ATTRIBUTES.write(introduction.attributes),
+                models=[MODEL.write(model) for model in introduction.models],
             )
         )
-        yield fleet_pb2.ConnectRequest(health=health_to_proto(health()))
+        yield fleet_pb2.ConnectRequest(health=HEALTH.write(health()))
         while (message := await self._outgoing.get()) is not None:
             yield message
 
@@ -78,7 +78,7 @@ async def scripted_agent(
         async def stay_alive() -> None:
             while True:
                 await asyncio.sleep(0.2)
-                agent.say(health=health_to_proto(health()))
+                agent.say(health=HEALTH.write(health()))
 
         reading, living = asyncio.create_task(read()), asyncio.create_task(stay_alive())
         await asyncio.wait_for(agent.until("welcome"), PATIENCE_SECONDS)

@@ -3,11 +3,11 @@ import math
 import pytest
 
 from controller.api.convert import (
-    account_to_proto,
+    ACCOUNT,
+    WEIGHTS,
     explanation_to_proto,
     request_from_proto,
     weights_from_proto,
-    weights_to_proto,
 )
 from controller.domain.batch import Weights
 from controller.domain.completion import Completion, FinishReason, Usage
@@ -72,7 +72,7 @@ def test_request_without_any_input_is_refused() -> None:
 def test_weights_are_scaled_and_bad_ones_refused() -> None:
     weights = weights_from_proto(types_pb2.ObjectiveWeights(quality=3, time=1))
     assert weights == Weights(0.75, 0.0, 0.0, 0.25)
-    assert weights_from_proto(weights_to_proto(weights)) == weights
+    assert weights_from_proto(WEIGHTS.write(weights)) == weights
     for bad in (
         types_pb2.ObjectiveWeights(),
         types_pb2.ObjectiveWeights(quality=-1, time=2),
@@ -99,7 +99,7 @@ def test_account_tells_the_whole_story_and_unknown_energy_stays_absent() -> None
         cost_usd=0.01,
         attempts=2,
     )
-    message = account_to_proto(account)
+    message = ACCOUNT.write(account)
     assert message.finish_reason == types_pb2.FINISH_REASON_LENGTH
     assert (message.request_id, message.batch_id, message.node_id) == ("r1", "b1", "pi")
     assert (message.usage.prompt_tokens, message.usage.completion_tokens) == (3, 4)

@@ -8,16 +8,14 @@ from controller.domain.completion import FailureKind, FinishReason, Usage
 from controller.domain.node_report import ModelPhase, SensorState
 from controller.domain.request import ChatMessage, InferenceRequest, Sampling
 from controller.fleet.convert import (
+    ATTRIBUTES,
+    COMPLETION,
+    HEALTH,
+    MODEL,
+    USAGE,
     BadReportError,
-    attributes_to_proto,
-    completion_from_proto,
-    health_from_proto,
-    health_to_proto,
     hello_from_proto,
-    model_to_proto,
     models_from_proto,
-    usage_from_proto,
-    usage_to_proto,
     work_order,
 )
 from controller.ids import ModelName, RequestId
@@ -26,14 +24,14 @@ from tests.fakes.reports import health, hello, reported_model
 
 
 def model_message() -> fleet_pb2.ModelState:
-    return model_to_proto(reported_model())
+    return MODEL.write(reported_model())
 
 
 def hello_message() -> fleet_pb2.Hello:
     return fleet_pb2.Hello(
         node_id="pi",
         instance_id="first-start",
-        attributes=attributes_to_proto(hello().attributes),
+        attributes=ATTRIBUTES.write(hello().attributes),
         models=[model_message()],
     )
 
@@ -45,18 +43,18 @@ def test_introduction_arrives_as_it_was_sent() -> None:
 @pytest.mark.parametrize("phase", ModelPhase)
 def test_model_survives_the_wire(phase: ModelPhase) -> None:
     model = reported_model(phase=phase, issue="why", price=reported_model().price)
-    assert models_from_proto([model_to_proto(model)]) == (model,)
+    assert models_from_proto([MODEL.write(model)]) == (model,)
 
 
 def test_what_is_unknown_stays_unknown() -> None:
     bare = reported_model(calibration=None, characters_per_token=None)
-    assert models_from_proto([model_to_proto(bare)]) == (bare,)
+    assert models_from_proto([MODEL.write(bare)]) == (bare,)
     message = hello_message()
     for name in ("idle_watts", "max_watts"):
         message.attributes.ClearField(name)  # type: ignore[arg-type]
     assert hello_from_proto(message).attributes.power is None
     unknown = health(temperature_celsius=None, power_watts=None, power_source="none")
-    assert health_from_proto(health_to_proto(unknown)) == unknown
+    assert HEALTH.read(HEALTH.write(unknown)) == unknown
 
 
 def test_health_survives_the_wire() -> None:
@@ -68,16 +66,16 @@ def test_health_survives_the_wire() -> None:
         gpu_utilisation_ratio=0.5,
         energy_today_joules=1234.5,
     )
-    assert health_from_proto(health_to_proto(sample)) == sample
+    assert HEALTH.read(HEALTH.write(sample)) == sample
 
 
 @pytest.mark.parametrize("source", ["none", "estimate", "ina3221", "jtop", "a-meter-of-next-year"])
 def test_name_of_any_source_survives_the_wire(source: str) -> None:
     sample = health(power_source=source)
-    assert health_from_proto(health_to_proto(sample)) == sample
+    assert HEALTH.read(HEALTH.write(sample)) == sample
     used = Usage(energy_joules=1.0, energy_source=source)
-    assert usage_from_proto(usage_to_proto(used)) == used
-    assert usage_to_proto(used).is_energy_estimate == (source == "estimate")
+    assert USAGE.read(USAGE.write(used)) == used
+    assert USAGE.write(used).is_energy_estimate == (source == "estimate")
 
 
 def test_agent_older_than_names_of_sources_is_understood() -> None:
@@ -91,25 +89,25 @@ def test_agent_older_than_names_of_sources_is_understood() -> None:
         (types_pb2.POWER_SOURCE_PMIC, "pmic"),
     ):
         sample = fleet_pb2.HealthSample(power_watts=1.0, power_source=value)
-        assert health_from_proto(sample).power_source == name
+        assert HEALTH.read(sample).power_source == name
         usage = types_pb2.Usage(energy_joules=1.0, energy_source=value)
-        assert usage_from_proto(usage).energy_source == name
+        assert USAGE.read(usage).energy_source == name
 
 
 def test_source_that_says_it_is_an_estimate_counts_as_one_whatever_its_name() -> None:
     sample = fleet_pb2.HealthSample(
         power_watts=1.0, power_source_name="guess-by-fan-noise", is_power_estimate=True
     )
-    assert health_from_proto(sample).power_source == "estimate"
+    assert HEALTH.read(sample).power_source == "estimate"
 
 
 def test_clock_of_the_node_is_never_asked() -> None:
     """Case L6: a board without a clock battery reports 1970, or next year."""
-    message = health_to_proto(health())
+    message = HEALTH.write(health())
     message.sample_time.FromSeconds(0)
-    assert health_from_proto(message) == health()
+    assert HEALTH.read(message) == health()
     message.sample_time.FromSeconds(4_000_000_000)
-    assert health_from_proto(message) == health()
+    assert HEALTH.read(message) == health()
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
@@ -189,12 +187,12 @@ def test_failure_keeps_its_kind_and_an_unknown_one_still_is_a_failure() -> None:
         finish_reason=types_pb2.FINISH_REASON_FAILED,
         failure=fleet_pb2.WorkFailure(kind=fleet_pb2.WORK_FAILURE_KIND_QUEUE_FULL, message="full"),
     )
-    completion = completion_from_proto(message)
+    completion = COMPLETION.read(message)
     assert (completion.failure, completion.message) == (FailureKind.QUEUE_FULL, "full")
     message.failure.kind = 99  # type: ignore[assignment]
-    assert completion_from_proto(message).failure is FailureKind.INTERNAL
+    assert COMPLETION.read(message).failure is FailureKind.INTERNAL
     message.finish_reason = 99  # type: ignore[assignment]
-    assert completion_from_proto(message).reason is FinishReason.FAILED
+    assert COMPLETION.read(message).reason is FinishReason.FAILED
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -203,15 +201,21 @@ def test_every_kind_of_failure_has_its_number(kind: FailureKind) -> None:
     message = fleet_pb2.Completion(
         finish_reason=types_pb2.FINISH_REASON_FAILED, failure=fleet_pb2.WorkFailure(kind=number)
     )
-    assert completion_from_proto(message).failure is kind
+    assert COMPLETION.read(message).failure is kind
 
 
 def test_unknown_energy_is_absent_and_never_zero() -> None:
-    usage = usage_from_proto(types_pb2.Usage(prompt_tokens=3))
+    usage = USAGE.read(types_pb2.Usage(prompt_tokens=3))
     assert usage.energy_joules is None
-    assert not usage_to_proto(usage).HasField("energy_joules")
+    assert not USAGE.write(usage).HasField("energy_joules")
     measured = dataclasses.replace(usage, energy_joules=0.5, energy_source="rapl")
-    assert usage_from_proto(usage_to_proto(measured)) == measured
+    assert USAGE.read(USAGE.write(measured)) == measured
+
+
+def test_node_cannot_have_held_more_of_a_prompt_than_there_was() -> None:
+    for told, read in ((-1, 0), (3, 3), (9, 5)):
+        usage = types_pb2.Usage(prompt_tokens=5, cached_prompt_tokens=told)
+        assert USAGE.read(usage).cached_prompt_tokens == read
 
 
 def test_order_carries_every_default_filled_in() -> None:

@@ -10,7 +10,7 @@ from controller.domain.batch import Candidate, Placement
 from controller.domain.completion import Completion, FinishReason
 from controller.domain.order import MeasureSpeed
 from controller.domain.request import InferenceRequest
-from controller.fleet.convert import BadReportError, attributes_to_proto, model_to_proto
+from controller.fleet.convert import ATTRIBUTES, MODEL, BadReportError
 from controller.fleet.links import NodeLink
 from controller.fleet.sessions import FleetSessions, IncompatibleVersionError
 from controller.ids import ModelName, NodeId, RequestId
@@ -66,8 +66,8 @@ def introduction(
         instance_id=instance_id,
         min_protocol_version=versions[0],
         max_protocol_version=versions[1],
-        attributes=attributes_to_proto(hello().attributes),
-        models=[model_to_proto(reported_model())],
+        attributes=ATTRIBUTES.write(hello().attributes),
+        models=[MODEL.write(reported_model())],
     )
 
 
