@@ -185,8 +185,13 @@ class ClusterSnapshot:
         nodes: in order of node_id.
         destinations: in order of (node_id, model); each names a node of `nodes`.
         sessions: of the conversations that were asked for, those with an earlier turn.
+        fleet_version: rises when a node comes or goes, and when a destination does or something
+            is learnt of it. Two snapshots of one profiler with the same number have the same nodes,
+            by id, and the same destinations but for what requests claim of them. None when nobody
+            counts.
     """
 
     nodes: tuple[Node, ...]
     destinations: tuple[Destination, ...]
     sessions: Mapping[str, SessionPrefix] = field(default_factory=dict)
+    fleet_version: int | None = None

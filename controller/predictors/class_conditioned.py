@@ -19,7 +19,7 @@ from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors
 from controller.predictors.latency_regressor import EncodedPlacements, FeatureLayout
 from controller.predictors.reading_writing import Placement
-from controller.routing.fleet_columns import fleet_columns
+from controller.routing.decision_memory import DecisionMemory
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -57,7 +57,7 @@ class _Fleet:
     """How a fleet's destinations meet the predictors.
 
     Attributes:
-        column: int64[D]; of the tables of quality and length; -1 is unknown.
+        column: int64[D]; of the memory of quality and length; -1 is unknown.
         pair: int64[D]; of `placements`; -1 is unknown.
         placements: the different pairs of model and device; None when there is none.
         gaps: as in `ClassPredictions.gaps_of_destinations`.
@@ -79,7 +79,6 @@ class ClassConditioned:
     def __init__(self, fitted: FittedPredictors) -> None:
         self._fitted = fitted
         self._quality = fitted.quality.expected
-        self._last: tuple[tuple[object, ...], _Fleet] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -92,6 +91,7 @@ class ClassConditioned:
         embeddings: NDArray[np.float32],
         max_tokens: FloatArray,
         snapshot: ClusterSnapshot,
+        memory: DecisionMemory,
     ) -> ClassPredictions:
         """Estimate a batch.
 
@@ -100,8 +100,9 @@ class ClassConditioned:
             embeddings: float32[R, 384] of them.
             max_tokens: float64[R]; longest answer of each request.
             snapshot: whose D destinations are the columns.
+            memory: keeps how this fleet meets the predictors.
         """
-        fitted, fleet = self._fitted, self._fleet(snapshot)
+        fitted, fleet = self._fitted, self._fleet(snapshot, memory)
         queries = fitted.classifier.classify(
             [
                 profile_query(text, embedding=row)
@@ -137,18 +138,15 @@ class ClassConditioned:
             f"were cut at {measured.max_tokens}"
         )
 
-    def _fleet(self, snapshot: ClusterSnapshot) -> _Fleet:
-        # All of a fleet that decides how it meets the predictors.
-        key = (tuple(map(_OF_NODE, snapshot.nodes)), fleet_columns(snapshot).placements)
-        last = self._last
-        if last is None or last[0] != key:  # mostly the same objects, which takes microseconds
-            nodes = {node.node_id: node for node in snapshot.nodes}
-            hosts = [nodes[destination.node_id] for destination in snapshot.destinations]
-            last = key, self._matched(hosts, snapshot.destinations)
-            self._last = last
-        return last[1]
+    def _fleet(self, snapshot: ClusterSnapshot, memory: DecisionMemory) -> _Fleet:
+        # All of a fleet that decides how it meets these predictors.
+        key = (self, tuple(map(_OF_NODE, snapshot.nodes)), memory.columns(snapshot).placements)
+        return memory.kept("fitted predictors", key, lambda: self._matched(snapshot))
 
-    def _matched(self, nodes: Sequence[Node], destinations: Sequence[Destination]) -> _Fleet:
+    def _matched(self, snapshot: ClusterSnapshot) -> _Fleet:
+        hosts = {node.node_id: node for node in snapshot.nodes}
+        destinations = snapshot.destinations
+        nodes = [hosts[destination.node_id] for destination in destinations]
         layout, models = self._fitted.latency.layout, self._fitted.quality.models
         columns = {name: at for at, name in enumerate(models)}
         pairs: dict[Placement, int] = {}

@@ -13,6 +13,7 @@ from controller.domain.cluster import ClusterSnapshot
 from controller.domain.request import InferenceRequest
 from controller.predictors.class_conditioned import ClassConditioned, ClassPredictions
 from controller.predictors.fitted import FittedPredictors, load_predictors
+from controller.routing.decision_memory import DecisionMemory
 from controller.storage.artifacts import MANIFEST
 from controller.storage.digests import file_digest
 
@@ -34,17 +35,21 @@ class FittedPredictor:
         self._embed = embed
 
     def predict(
-        self, requests: Sequence[InferenceRequest], snapshot: ClusterSnapshot
+        self,
+        requests: Sequence[InferenceRequest],
+        snapshot: ClusterSnapshot,
+        memory: DecisionMemory,
     ) -> ClassPredictions:
         """Estimate a batch.
 
         Args:
             requests: R.
             snapshot: whose destinations are the columns.
+            memory: keeps how this fleet meets the predictors.
         """
         texts = [request.text for request in requests]
         limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-        return self._conditioned.predict(texts, self._embed(texts), limits, snapshot)
+        return self._conditioned.predict(texts, self._embed(texts), limits, snapshot, memory)
 
 
 def open_fitted_predictor(folder: Path, embed: Embed) -> FittedPredictor:

@@ -19,10 +19,7 @@ _DEFAULT_CHARACTERS_PER_TOKEN: Final = 4.0
 class _View:
     """A destination while nothing is in flight there, and what it was made from."""
 
-    model: ReportedModel
-    speeds: Calibration
-    lengths: AnswerLengthCurve | None
-    extra_prompt_tokens: float
+    made_from: tuple[object, ...]
     idle: Destination
 
 
@@ -54,13 +51,8 @@ class DestinationViews:
             extra_prompt_tokens: what its template adds to a prompt.
         """
         view = self._views.get(model.name)
-        if (
-            view is not None
-            and view.model is model
-            and view.speeds is speeds
-            and view.lengths is lengths
-            and view.extra_prompt_tokens == extra_prompt_tokens
-        ):
+        made_from = (model, speeds, lengths, extra_prompt_tokens)
+        if view is not None and view.made_from == made_from:  # mostly the same objects
             return view.idle
         idle = Destination(
             node_id=node_id,
@@ -86,7 +78,7 @@ class DestinationViews:
             answer_lengths=lengths,
             extra_prompt_tokens=extra_prompt_tokens,
         )
-        self._views[model.name] = _View(model, speeds, lengths, extra_prompt_tokens, idle)
+        self._views[model.name] = _View(made_from, idle)
         return idle
 
 

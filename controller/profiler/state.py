@@ -212,6 +212,8 @@ class ProfilerState:
         self._nodes: dict[NodeId, NodeRecord] = {}
         self._remembered: OrderedDict[CalibrationKey, KnownCalibration] = OrderedDict()
         self._sessions: OrderedDict[str, tuple[NodeId, ModelName, int]] = OrderedDict()
+        self._fleet: tuple[object, ...] = ()
+        self._fleet_version = 0
         self._events: Counter[type] = Counter()
 
     @property
@@ -492,6 +494,7 @@ class ProfilerState:
         """
         nodes: list[Node] = []
         destinations: list[Destination] = []
+        idle_destinations: list[Destination] = []
         believed = self._believed_seconds(now)
         for node_id in sorted(self._nodes):
             record = self._nodes[node_id]
@@ -524,11 +527,16 @@ class ProfilerState:
                     None if story is None else story.lengths.curve,
                     0.0 if story is None else story.extra_prompt_tokens,
                 )
+                idle_destinations.append(idle)
                 destinations.append(with_claims(idle, in_flight) if in_flight else idle)
+        fleet = tuple([node.node_id for node in nodes]), tuple(idle_destinations)
+        if fleet != self._fleet:  # mostly the same objects, which takes microseconds
+            self._fleet, self._fleet_version = fleet, self._fleet_version + 1
         return ClusterSnapshot(
             tuple(nodes),
             tuple(destinations),
             {found[0]: found[1] for found in map(self._session, session_ids) if found is not None},
+            self._fleet_version,
         )
 
     def _session(self, session_id: str) -> tuple[str, SessionPrefix] | None:

@@ -28,7 +28,7 @@ from controller.quality.index_build import StoreBounds
 from controller.quality.neighbour_lengths import LengthPrior, answer_lengths
 from controller.quality.neighbours import Shrinkage, Source, Target, shrunk_quality
 from controller.quality.store import QualityRecord, prompt_digest
-from controller.routing.answer_tokens import answer_tokens
+from controller.routing.answer_tokens import AnswerLengths, lengths_of
 from controller.routing.problem import FloatArray, IntArray
 
 _COMPACT_AFTER: Final = 5000
@@ -129,13 +129,17 @@ class QualityPredictor:
         return len(self._folder.store)
 
     def predict(
-        self, requests: Sequence[InferenceRequest], destinations: Sequence[Destination]
+        self,
+        requests: Sequence[InferenceRequest],
+        destinations: Sequence[Destination],
+        own: AnswerLengths | None = None,
     ) -> Predictions | None:
         """Estimate a batch; None while nothing has been profiled, so nothing is embedded for it.
 
         Args:
             requests: R.
             destinations: D.
+            own: how long the destinations' own answers got; None reads it from them.
         """
         store = self._folder.store
         if not len(store):
@@ -158,7 +162,10 @@ class QualityPredictor:
         quality = shrunk_quality(evidence, self._shrinkage)
         limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
         lengths = answer_lengths(
-            evidence, limits, length_prior(destinations, limits), self._shrinkage
+            evidence,
+            limits,
+            length_prior(lengths_of(destinations) if own is None else own, limits),
+            self._shrinkage,
         )
         return Predictions(
             quality.value, lengths.mean, lengths.median, quality.source, quality.count
@@ -216,15 +223,15 @@ class QualityPredictor:
         self._folder.close()
 
 
-def length_prior(destinations: Sequence[Destination], limits: FloatArray) -> LengthPrior:
+def length_prior(own: AnswerLengths, limits: FloatArray) -> LengthPrior:
     """What the destinations' own latest answers say about lengths.
 
     Args:
-        destinations: D.
+        own: of D destinations.
         limits: float64[R]; greatest answer length of each request.
     """
     unlimited = np.append(limits, _NO_LIMIT_TOKENS)
-    means, medians = answer_tokens(destinations, unlimited)
+    means, medians = own.within(unlimited)
     return LengthPrior(means[:-1], medians[:-1], means[-1])
 
 

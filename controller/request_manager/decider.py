@@ -31,6 +31,7 @@ from controller.predictors.fitted_serving import FittedPredictor
 from controller.quality.predictor import QualityPredictor
 from controller.request_manager.compilation import compile_once
 from controller.request_manager.estimates import Estimates, estimate
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.engine_simulation import predicted_finish_seconds
 from controller.routing.evaluator import Terms, evaluate
 from controller.routing.formulation import FormulatedBatch
@@ -118,6 +119,7 @@ class Decider:
         self._fitted: FittedPredictor | None = None
         self._rng = np.random.default_rng(settings.seed)
         self._find = find
+        self._memory = DecisionMemory()
         self.fallbacks: Counter[tuple[str, FallbackCause]] = Counter()
         self._policy = self._policy_named(settings.policy)
         self._choice = PolicyChoice(
@@ -244,6 +246,7 @@ class Decider:
                 excluded_nodes,
                 self._predictor,
                 self._fitted,
+                self._memory,
             )
         )
         chosen = await self._ask(policy, formulated.batch.problem, rng)
@@ -255,12 +258,13 @@ class Decider:
     async def _ask(
         self, policy: RoutingPolicy, problem: RoutingProblem, rng: np.random.Generator
     ) -> _Chosen:
-        budget = Budget(seconds=self._settings.budget_seconds)
+        budget = Budget(self._settings.budget_seconds, pause_seconds=self._memory.pause_seconds)
         call = _in_thread(partial(policy.decide, problem, rng, budget))
         limit = self._settings.budget_seconds + _OVERRUN_SECONDS
         cause = FallbackCause.FAILED
         try:
             decision = await asyncio.wait_for(call, limit)
+            self._memory.paused(decision.pause_seconds)
             reason = _what_is_wrong(problem, decision.assignment)
         except asyncio.TimeoutError:
             cause = FallbackCause.TOO_LATE
@@ -345,10 +349,11 @@ def _formulate(
     excluded_nodes: Sequence[Collection[NodeId]],
     predictor: QualityPredictor | None,
     fitted: FittedPredictor | None,
+    memory: DecisionMemory,
 ) -> _Formulated:
-    estimates = estimate(requests, snapshot, predictor, fitted)
+    estimates = estimate(requests, snapshot, predictor, fitted, memory)
     batch = estimates.formulated(
-        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation)
+        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation), memory
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):

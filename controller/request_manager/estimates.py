@@ -18,6 +18,7 @@ from controller.quality.predictor import (
     length_prior,
     source_label,
 )
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.formulation import FormulatedBatch, formulate
 from controller.routing.problem import FloatArray, Normalisation
 
@@ -55,6 +56,7 @@ class Estimates:
         snapshot: ClusterSnapshot,
         weights: ArrayLike,
         normalisation: Normalisation = Normalisation.PAYOFF,
+        memory: DecisionMemory | None = None,
     ) -> FormulatedBatch:
         """The problem that these estimates make; raises as `formulate` does."""
         return formulate(
@@ -67,6 +69,7 @@ class Estimates:
             median_tokens=self.median_tokens,
             inference_seconds=self.inference_seconds,
             class_quality=self.class_quality,
+            memory=memory,
         )
 
     def query_class(self, request: int) -> str:
@@ -104,6 +107,7 @@ def estimate(
     snapshot: ClusterSnapshot,
     predictor: QualityPredictor | None,
     fitted: FittedPredictor | None,
+    memory: DecisionMemory,
 ) -> Estimates:
     """Ask both predictors; one that fails is left out, since a batch has to go somewhere.
 
@@ -112,20 +116,23 @@ def estimate(
         snapshot: whose D destinations are the columns.
         predictor: of quality and length, from similar prompts.
         fitted: of quality, length and seconds, by class: goes before the other.
+        memory: what earlier decisions have read of this fleet.
     """
     similar = told = None
     if predictor is not None:
         try:
-            similar = predictor.predict(requests, snapshot.destinations)
+            similar = predictor.predict(
+                requests, snapshot.destinations, memory.answer_lengths(snapshot)
+            )
         except Exception:
             log.exception("quality.not_predicted", requests=len(requests))
     if fitted is not None:
         try:
-            told = fitted.predict(requests, snapshot)
+            told = fitted.predict(requests, snapshot, memory)
         except Exception:
             log.exception("classes.not_predicted", requests=len(requests))
     name = fitted.name if fitted is not None and told is not None else ""
-    return combined(requests, snapshot, similar, told, name)
+    return combined(requests, snapshot, similar, told, memory, name)
 
 
 def combined(
@@ -133,6 +140,7 @@ def combined(
     snapshot: ClusterSnapshot,
     similar: Predictions | None,
     told: ClassPredictions | None,
+    memory: DecisionMemory,
     predictors: str = "",
 ) -> Estimates:
     """The fitted predictors' estimates where they are known, the others elsewhere."""
@@ -144,7 +152,7 @@ def combined(
         )
     quality, mean, median = told.quality, told.output_tokens, told.output_tokens
     if np.isnan(quality).any() or np.isnan(mean).any():
-        others = _otherwise(requests, snapshot, similar)
+        others = _otherwise(requests, snapshot, similar, memory)
         quality, mean, median = (
             np.where(np.isnan(known), other, known)
             for known, other in zip((quality, mean, median), others, strict=True)
@@ -162,12 +170,15 @@ def combined(
 
 
 def _otherwise(
-    requests: Sequence[InferenceRequest], snapshot: ClusterSnapshot, similar: Predictions | None
+    requests: Sequence[InferenceRequest],
+    snapshot: ClusterSnapshot,
+    similar: Predictions | None,
+    memory: DecisionMemory,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Quality, mean and median length without the fitted predictors."""
     if similar is not None:
         return similar.quality, similar.output_tokens, similar.median_tokens
     limits = np.array([request.sampling.max_tokens for request in requests], dtype=np.float64)
-    prior = length_prior(snapshot.destinations, limits)
+    prior = length_prior(memory.answer_lengths(snapshot), limits)
     own = np.array([destination.mean_quality_ratio for destination in snapshot.destinations])
     return own, prior.mean, prior.median

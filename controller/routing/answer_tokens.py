@@ -25,54 +25,45 @@ def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
     return expected
 
 
-def answer_tokens(
-    destinations: Sequence[Destination], max_tokens: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """float64[R, D] twice: mean and median length of the destinations' answers with these limits.
-
-    By each destination's own answers; `expected_answer_tokens` where it has not told any.
-
-    Args:
-        destinations: D.
-        max_tokens: float64[R].
-    """
-    mean = np.repeat(expected_answer_tokens(max_tokens)[:, None], len(destinations), axis=1)
-    median = mean.copy()
-    of_all = [destination.answer_lengths for destination in destinations]
-    curves = tuple([curve for curve in of_all if curve is not None])
-    if not curves:
-        return mean, median
-    told = _Latest.told  # one look, for another thread may ask as well
-    if told is None or told.curves != curves:
-        told = _Latest.told = _told(curves, told)
-    columns = [at for at, curve in enumerate(of_all) if curve is not None]
-    mean[:, columns] = told.means(max_tokens)
-    median[:, columns] = np.minimum(max_tokens[:, None], told.median_tokens)
-    return mean, median
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
-    """K curves of at most S stretches.
+class AnswerLengths:
+    """How long the answers of D destinations get; of K of them there is a curve.
+
+    A curve has at most S stretches.
 
     Attributes:
-        curves: K; what the rows were made from.
+        curves: D; None where the destination has not told any.
+        known: int64[K]; the destinations with a curve.
         starts: float64[K, S]; where each stretch begins; infinite behind the last.
         survival: float64[K, S]; share of the answers in each.
         before: float64[K, S]; mean tokens of an answer up to its start.
         median_tokens: float64[K].
     """
 
-    curves: tuple[AnswerLengthCurve, ...]
+    curves: tuple[AnswerLengthCurve | None, ...]
+    known: IntArray
     starts: FloatArray
     survival: FloatArray
     before: FloatArray
     median_tokens: FloatArray
 
-    def means(self, max_tokens: FloatArray) -> FloatArray:
+    def within(self, max_tokens: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """float64[R, D] twice: mean and median length of answers with these limits, float64[R].
+
+        By each destination's own answers; `expected_answer_tokens` where it has not told any.
+        """
+        expected = expected_answer_tokens(max_tokens)[:, None]
+        mean = np.repeat(expected, len(self.curves), axis=1)
+        median = mean.copy()
+        if self.known.size:
+            mean[:, self.known] = self._means(max_tokens)
+            median[:, self.known] = np.minimum(max_tokens[:, None], self.median_tokens)
+        return mean, median
+
+    def _means(self, max_tokens: FloatArray) -> FloatArray:
         """float64[R, K]: mean length within each limit, float64[R]."""
         limits, row_of = np.unique(max_tokens, return_inverse=True)  # most requests share theirs
-        found = np.empty((limits.size, len(self.curves)))
+        found = np.empty((limits.size, self.known.size))
         for row, limit in enumerate(limits):
             stretch = (self.starts <= limit).sum(axis=1) - 1
             at = (np.arange(stretch.size), stretch)
@@ -80,33 +71,39 @@ class _Told:
         return np.asarray(found[row_of])
 
 
-class _Latest:
-    """The curves asked about last: completions move one now and then, and the others stay."""
+def lengths_of(
+    destinations: Sequence[Destination], last: AnswerLengths | None = None
+) -> AnswerLengths:
+    """The destinations' curves as arrays.
 
-    told: _Told | None = None
-
-
-def _told(curves: tuple[AnswerLengthCurve, ...], last: _Told | None) -> _Told:
-    """The curves as arrays; those that `last` has already are copied from there."""
-    size = max(len(curve.tokens) for curve in curves)
+    Args:
+        destinations: D.
+        last: of earlier destinations; rows of curves that are the same objects are copied from
+            there, for completions move one now and then, and the others stay.
+    """
+    every = tuple([destination.answer_lengths for destination in destinations])
+    known = np.array([at for at, curve in enumerate(every) if curve is not None], dtype=np.int64)
+    curves = [curve for curve in every if curve is not None]
+    size = max((len(curve.tokens) for curve in curves), default=0)
     if last is not None:
         size = max(size, last.starts.shape[1])
     starts = np.full((len(curves), size), np.inf)
     survival, before = np.zeros(starts.shape), np.zeros(starts.shape)
     median = np.zeros(len(curves))
-    row_of = {} if last is None else {id(curve): row for row, curve in enumerate(last.curves)}
-    earlier: IntArray = np.array([row_of.get(id(curve), -1) for curve in curves], dtype=np.int64)
+    rows = np.full(len(curves), -1, dtype=np.int64)  # of each curve in the last ones
     if last is not None:
-        kept, width = earlier >= 0, last.starts.shape[1]
-        starts[kept, :width] = last.starts[earlier[kept]]
-        survival[kept, :width] = last.survival[earlier[kept]]
-        before[kept, :width] = last.before[earlier[kept]]
-        median[kept] = last.median_tokens[earlier[kept]]
-    for row in np.flatnonzero(earlier < 0):
+        of_last = {id(last.curves[d]): row for row, d in enumerate(last.known)}
+        rows[:] = [of_last.get(id(curve), -1) for curve in curves]
+        kept, width = rows >= 0, last.starts.shape[1]
+        starts[kept, :width] = last.starts[rows[kept]]
+        survival[kept, :width] = last.survival[rows[kept]]
+        before[kept, :width] = last.before[rows[kept]]
+        median[kept] = last.median_tokens[rows[kept]]
+    for row in np.flatnonzero(rows < 0):
         curve = curves[row]
         end = len(curve.tokens)
         starts[row, :end], survival[row, :end] = curve.tokens, curve.survival
         stretches = survival[row, : end - 1] * np.diff(starts[row, :end])
         np.cumsum(stretches, out=before[row, 1:end])
         median[row] = curve.median_tokens
-    return _Told(curves, starts, survival, before, median)
+    return AnswerLengths(every, known, starts, survival, before, median)

@@ -169,8 +169,9 @@ _clock_gettime: Final = _types.ExternalFunction(
 )
 
 
-TOLERATED_PAUSE_NANOSECONDS: Final = 1_000_000
-"""How late a search may be without anybody minding; a longer pause is kept in reserve."""
+LEAST_RESERVE_NANOSECONDS: Final = 500_000
+"""What a search that keeps a reserve stops earlier at least: on the way back it waits for the GIL,
+which a serving process hands over every half millisecond."""
 
 
 class Limits(NamedTuple):
@@ -182,7 +183,7 @@ class Limits(NamedTuple):
         deadline_nanoseconds: on that clock, of this part of the search; negative for none.
         end_nanoseconds: of the whole search. It stops so much earlier that a pause as long as
             the longest one may follow.
-        most_reserve_nanoseconds: the most that a long pause makes it stop earlier.
+        most_reserve_nanoseconds: the most that it stops earlier; 0 keeps no reserve.
         pauses: int64[2]; when the clock was last looked at, and the longest time between two
             looks: on a busy machine the thread waits for a core meanwhile.
         max_evaluations: negative for none.
@@ -243,7 +244,7 @@ def exhausted(limits: Limits) -> bool:
     if pauses[0] > 0:
         pauses[1] = max(pauses[1], now - pauses[0])
     pauses[0] = now
-    reserve = min(max(0, pauses[1] - TOLERATED_PAUSE_NANOSECONDS), limits.most_reserve_nanoseconds)
+    reserve = min(max(LEAST_RESERVE_NANOSECONDS, pauses[1]), limits.most_reserve_nanoseconds)
     return bool(now >= limits.deadline_nanoseconds or now + reserve >= limits.end_nanoseconds)
 
 

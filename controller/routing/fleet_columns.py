@@ -1,8 +1,8 @@
-"""What decisions read of a fleet's destinations, as arrays that are kept while nothing changes.
+"""What decisions read of a fleet's destinations, as arrays.
 
 A snapshot has a thousand destinations, and to collect their attributes one by one takes longer than
-a policy thinks. The profiler gives the same object again for a destination of which nothing has
-changed, so from one decision to the next a few rows are read anew and the rest is shared.
+a policy thinks. So columns can be made from earlier ones: a destination that is the same object
+there has the same values, since nobody can change it, and only the rows of others are read.
 """
 
 import math
@@ -30,7 +30,7 @@ class FleetColumns:
 
     Attributes:
         node_ids: N.
-        destinations: D; what the arrays were read from.
+        destinations: D; what the arrays were read from, with the claims of that moment.
         placements: D; the same object for as long as none of them is another.
         node_of: int64[D].
         node_key: int64[N]; `name_key` of each node.
@@ -70,31 +70,21 @@ class FleetColumns:
     supports_response_format: BoolArray
 
 
-class _Latest:
-    """The columns of the last snapshot that was asked about: a controller has one fleet."""
+def fleet_columns(snapshot: ClusterSnapshot, last: FleetColumns | None = None) -> FleetColumns:
+    """The columns of a snapshot.
 
-    columns: FleetColumns | None = None
-
-
-def fleet_columns(snapshot: ClusterSnapshot) -> FleetColumns:
-    """The columns of a snapshot; the same object again while its destinations are the same.
+    Args:
+        snapshot: the fleet.
+        last: columns of an earlier snapshot; what has not changed since is taken from them.
 
     Raises:
         MalformedArray: a destination names a node that is not in the snapshot.
     """
     node_ids = tuple([node.node_id for node in snapshot.nodes])
-    last = _Latest.columns  # one look, for another thread may decide as well
+    found = None
     if last is not None and last.node_ids == node_ids:
-        # Tuples compare equal objects by their identity, which takes microseconds.
-        if last.destinations == snapshot.destinations:
-            return last
         found = _changed(last, snapshot.destinations)
-    else:
-        found = None
-    if found is None:
-        found = _collected(node_ids, snapshot.destinations)
-    _Latest.columns = found
-    return found
+    return found or _collected(node_ids, snapshot.destinations)
 
 
 def _collected(node_ids: tuple[NodeId, ...], destinations: tuple[Destination, ...]) -> FleetColumns:

@@ -14,12 +14,11 @@ from numpy.typing import ArrayLike
 
 from controller.domain.cluster import ClusterSnapshot, Node, NodeKind
 from controller.domain.request import InferenceRequest
-from controller.routing.answer_tokens import answer_tokens
 from controller.routing.completion import own_finish
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.feasibility import FeasibilityReport, PairPredictions, judge_pairs
-from controller.routing.fleet_columns import FleetColumns, fleet_columns
+from controller.routing.fleet_columns import FleetColumns
 from controller.routing.problem import (
-    BoolArray,
     EmptyBatch,
     FloatArray,
     IntArray,
@@ -67,7 +66,6 @@ class FormulatedBatch:
             exceed: what one answer is judged by, while sums need the mean.
         read_tokens: float64[R, D]; prompt tokens without those that the destination is expected to
             hold still from the conversation's last turn.
-        power_is_unknown: bool[N]; the node's joules rest on the pessimistic prior.
     """
 
     problem: RoutingProblem
@@ -75,7 +73,6 @@ class FormulatedBatch:
     refusals: FeasibilityReport
     prompt_tokens: FloatArray
     output_tokens: FloatArray
-    power_is_unknown: BoolArray
     read_tokens: FloatArray
     median_tokens: FloatArray
 
@@ -91,9 +88,8 @@ def formulate(
     *,
     inference_seconds: FloatArray | None = None,
     class_quality: FloatArray | None = None,
-    cluster_error: FloatArray | None = None,
-    transfer_usd_per_byte: float = 0.0,
     marginal_energy_only: bool = False,
+    memory: DecisionMemory | None = None,
 ) -> FormulatedBatch:
     """Build the arrays of one decision.
 
@@ -130,9 +126,8 @@ def formulate(
         inference_seconds: float64[R, D], predicted seconds of the engine for the whole answer,
             alone; NaN where nobody predicts them. They replace tau, and work is scaled with it.
         class_quality: float64[R, D]; passed on to the policies that use it.
-        cluster_error: float64[R, D]; passed on to the policies that use it.
-        transfer_usd_per_byte: price of transfer on top of what each node's link costs.
         marginal_energy_only: leave out the idle power.
+        memory: what earlier decisions have read of this fleet; None reads all of it.
 
     Raises:
         EmptyBatch: no request.
@@ -145,7 +140,8 @@ def formulate(
         raise EmptyBatch("the batch has no request; route at least one")
     if not snapshot.destinations:
         raise NoDestination("no node has a model ready; start an agent or wait for its model")
-    columns, nodes = fleet_columns(snapshot), _node_columns(snapshot.nodes)
+    memory = memory or DecisionMemory()
+    columns, nodes = memory.columns(snapshot), _node_columns(snapshot.nodes)
     node_of, there = columns.node_of, nodes.at(columns.node_of)
     shape = (len(requests), len(snapshot.destinations))
 
@@ -162,7 +158,7 @@ def formulate(
     if output_tokens is None:
         if median_tokens is not None:
             raise ProblemError("median_tokens come with the output_tokens that they belong to")
-        wanted_tokens, median_tokens = answer_tokens(snapshot.destinations, max_tokens)
+        wanted_tokens, median_tokens = memory.answer_lengths(snapshot).within(max_tokens)
     else:
         wanted_tokens = np.minimum(
             _prediction("output_tokens", output_tokens, shape), max_tokens[:, None]
@@ -196,8 +192,8 @@ def formulate(
         prompt_tokens * columns.prompt_usd_per_token
         + written_tokens * columns.completion_usd_per_token
         + columns.request_usd
-        + bytes_up[:, None] * (there.receive_usd_per_byte + transfer_usd_per_byte)
-        + bytes_down * (there.transmit_usd_per_byte + transfer_usd_per_byte)
+        + bytes_up[:, None] * there.receive_usd_per_byte
+        + bytes_down * there.transmit_usd_per_byte
     )
 
     base = 0.0 * there.idle_watts if marginal_energy_only else there.idle_watts  # NaN is unknown
@@ -240,9 +236,7 @@ def formulate(
         feasible=report.feasible,
         weights=np.asarray(weights, dtype=np.float64),
         normalisation=normalisation,
-        metadata=_metadata(
-            columns, nodes, prompt_tokens + written_tokens, class_quality, cluster_error
-        ),
+        metadata=_metadata(columns, nodes, prompt_tokens + written_tokens, class_quality),
     )
     return FormulatedBatch(
         problem,
@@ -250,7 +244,6 @@ def formulate(
         report,
         prompt_tokens,
         written_tokens,
-        np.isnan(nodes.idle_watts),
         read_tokens,
         np.clip(median_tokens, 1.0, most_tokens),
     )
@@ -261,7 +254,6 @@ def _metadata(
     nodes: "_NodeColumns",
     tokens: FloatArray,
     class_quality: FloatArray | None,
-    cluster_error: FloatArray | None,
 ) -> ProblemMetadata:
     return ProblemMetadata(
         node_is_edge=nodes.is_edge != 0.0,
@@ -270,7 +262,6 @@ def _metadata(
         parameters_billions=columns.parameters_billions,
         predicted_tokens=tokens.mean(axis=1),
         class_quality=class_quality,
-        cluster_error=cluster_error,
         node_key=columns.node_key,
         model_key=columns.model_key,
     )

@@ -18,10 +18,17 @@ class Budget:
     """How long a policy may think. Both limits hold; None does not limit.
 
     A decision under `max_evaluations` alone is the same on every machine.
+
+    Attributes:
+        seconds: until the answer is wanted.
+        max_evaluations: of assignments or moves.
+        pause_seconds: the longest that this machine has lately kept a search waiting. One that
+            thinks until the end may stop so much earlier.
     """
 
     seconds: float | None = 0.05
     max_evaluations: int | None = None
+    pause_seconds: float = 0.0
 
 
 class FallbackCause(enum.Enum):
@@ -50,6 +57,7 @@ class Decision:
         evaluations: assignments or moves that were scored.
         fallback_reason: why a simpler policy decided for it; empty when none had to.
         fallbacks: requests that a simpler policy decided, by cause.
+        pause_seconds: the longest that the machine kept the search waiting; 0 when it did not look.
     """
 
     assignment: IntArray
@@ -57,6 +65,7 @@ class Decision:
     evaluations: int = 0
     fallback_reason: str = ""
     fallbacks: Mapping[FallbackCause, int] = field(default_factory=dict)
+    pause_seconds: float = 0.0
 
 
 class RoutingPolicy(Protocol):

@@ -8,7 +8,6 @@ import enum
 import hashlib
 import zipfile
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from os import PathLike
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -89,7 +88,6 @@ class Normalisation(enum.Enum):
     MINMAX = "minmax"
 
 
-@lru_cache(maxsize=65_536)
 def name_key(name: str) -> int:
     """A number below 2**63 that stands for a name in arrays, the same everywhere and always."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from controller.lab.bench.sample import QueueModel, sample_problem
 from controller.request_manager.decider import GIL_SWITCH_SECONDS
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.evaluator import evaluate
 from controller.routing.memetic.algorithm import MemeticPolicy
 from controller.routing.objective import bounds_of, objectives
@@ -126,15 +127,16 @@ def _decide(
     problems: list[RoutingProblem], budget_seconds: float, decisions: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
     """float64[decisions] milliseconds and float64[decisions] J."""
-    policy = MemeticPolicy()
-    budget = Budget(seconds=budget_seconds)
+    policy, memory = MemeticPolicy(), DecisionMemory()
     milliseconds, found = np.empty(decisions), np.empty(decisions)
     for i in range(decisions):
         problem = problems[i % len(problems)]
         rng = np.random.default_rng(i)
+        budget = Budget(budget_seconds, pause_seconds=memory.pause_seconds)
         started = time.perf_counter()
         decision = policy.decide(problem, rng, budget)
         milliseconds[i] = 1e3 * (time.perf_counter() - started)
+        memory.paused(decision.pause_seconds)
         terms = evaluate(problem, decision.assignment[None, :])
         found[i] = objectives(problem, terms, bounds_of(problem))[0]
     return milliseconds, found

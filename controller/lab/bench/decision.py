@@ -22,6 +22,7 @@ from controller.predictors.class_conditioned import ClassConditioned
 from controller.predictors.fitted import FittedPredictors
 from controller.quality.embedding import CachedEmbedding, EmbeddingBackend
 from controller.request_manager.estimates import combined
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.policy import Budget, RoutingPolicy
 from controller.routing.ppo.observation import DRLM_WEIGHTS
 from controller.routing.problem import FloatArray
@@ -122,6 +123,7 @@ class _Decisions:
         """float64[repeats, parts], seconds of each part for each query."""
         limits = np.full(1, float(_MAX_TOKENS))
         rng, fleet, now = np.random.default_rng(0), LiveFleet(self.cluster), 0.0
+        memory = DecisionMemory()
         found = np.empty((repeats, len(_PARTS)))
         for at in range(-_WARM_UP, repeats):  # the first ones compile
             now += rng.exponential(_INTERVAL_SECONDS) + (_REST_SECONDS if not at % _EPISODE else 0)
@@ -132,11 +134,11 @@ class _Decisions:
             moments.append(time.perf_counter())
             embedded = embedding.embed([asked.text])
             moments.append(time.perf_counter())
-            told = self._conditioned.predict([asked.text], embedded, limits, snapshot)
+            told = self._conditioned.predict([asked.text], embedded, limits, snapshot, memory)
             told = replace(told, inference_seconds=told.inference_seconds / self._speed_ratios)
-            estimates = combined([asked], snapshot, None, told)
+            estimates = combined([asked], snapshot, None, told, memory)
             moments.append(time.perf_counter())
-            batch = estimates.formulated([asked], snapshot, DRLM_WEIGHTS)
+            batch = estimates.formulated([asked], snapshot, DRLM_WEIGHTS, memory=memory)
             moments.append(time.perf_counter())
             decision = self._policy.decide(batch.problem, rng, Budget())
             moments.append(time.perf_counter())

@@ -13,7 +13,7 @@ Steps 2 and 3 happen in rounds, each with the better J that the last has found.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -109,19 +109,9 @@ WORTH_ROUNDING: Final = 0.4
 """Room below the best J, relative to that of the weakest interval, from which on an interval's
 prices are rounded: what comes of it lies well above the bound."""
 
-RESERVE_SHARE: Final = 0.05
-"""Share of a time budget kept for the way back: the answer is wanted by its end, and on a busy
-machine the thread waits for a core and for the GIL."""
-
-MOST_RESERVE_SECONDS: Final = 0.001
-"""Most that is kept."""
-
-MOST_PAUSE_SHARE: Final = 0.5
-"""Share of a time budget that pauses of the machine may cost at most: beyond it a late answer is
-better than a bad one."""
-
-FORGET: Final = 0.9
-"""Factor by which the longest pause remembered shrinks with each decision."""
+MOST_RESERVE_SHARE: Final = 0.5
+"""Share of a time budget that the way back and pauses of the machine may cost at most: beyond it a
+late answer is better than a bad one."""
 
 
 class Elite(NamedTuple):
@@ -418,49 +408,35 @@ def search(
     return elite.x[0].copy(), best, least_bound(intervals, best) - ROUNDING
 
 
-@dataclass(slots=True)
-class Pauses:
-    """How long this machine has lately kept searches waiting, for a core or for the GIL."""
-
-    longest_nanoseconds: int = 0
-
-    def met(self, nanoseconds_waited: int) -> None:
-        """Take in the longest pause of a decision."""
-        self.longest_nanoseconds = max(nanoseconds_waited, int(FORGET * self.longest_nanoseconds))
-
-
 @dataclass(frozen=True, slots=True)
 class MemeticPolicy:
     """Joint assignment of the batch by makespan descent and memetic search.
 
     On a busy machine the thread that searches is stopped for milliseconds at a time, and a pause
     across the end of the budget makes the answer late. So it stops earlier by the longest pause
-    that it and earlier decisions have met, if that is worth minding.
+    that it, or by the budget earlier decisions, have met.
     """
 
     name: str = "memetic"
-    pauses: Pauses = field(default_factory=Pauses, compare=False)
 
     def decide(self, problem: RoutingProblem, rng: np.random.Generator, budget: Budget) -> Decision:
         """The best assignment found until the budget ends or nothing improves any more."""
         started = time.monotonic_ns()
         deadline, most_reserve = None, 0
         if budget.seconds is not None:
-            reserve = min(RESERVE_SHARE * budget.seconds, MOST_RESERVE_SECONDS)
-            deadline = started + int((budget.seconds - reserve) * 1e9)
-            most_reserve = int(MOST_PAUSE_SHARE * budget.seconds * 1e9)
-        limits = limits_until(
-            deadline, budget.max_evaluations, most_reserve, self.pauses.longest_nanoseconds
-        )
+            deadline = started + int(budget.seconds * 1e9)
+            most_reserve = int(MOST_RESERVE_SHARE * budget.seconds * 1e9)
+        known_pause = int(budget.pause_seconds * 1e9)
+        limits = limits_until(deadline, budget.max_evaluations, most_reserve, known_pause)
         assignment = np.full(problem.n_requests, UNASSIGNED, dtype=np.int64)
         costs, _, rows, seeds = scalarise(problem)
         if not rows.size:
             return Decision(assignment, lower_bound=0.0)
-        longest_before = int(limits.pauses[1])
         found, _, bound = search(costs, seeds, random_state(rng), limits)
+        pause = 0
         if deadline is not None:
             last_look, longest = (int(value) for value in limits.pauses)
-            waited = longest if longest > longest_before else 0
-            self.pauses.met(max(waited, time.monotonic_ns() - last_look))
+            met = longest if longest > known_pause else 0
+            pause = max(met, time.monotonic_ns() - last_look)
         assignment[rows] = found
-        return Decision(assignment, bound, int(limits.evaluations[0]))
+        return Decision(assignment, bound, int(limits.evaluations[0]), pause_seconds=pause * 1e-9)

@@ -25,7 +25,7 @@ from controller.routing.ppo.training_range import (
     match_layout,
     vector_in_range,
 )
-from controller.routing.problem import BoolArray, FloatArray, IntArray, RoutingProblem
+from controller.routing.problem import BoolArray, FloatArray, RoutingProblem
 
 SERVED_ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     "ppo": ("factorised", "flat"),
@@ -49,7 +49,6 @@ class LearnedPolicy:
         self.name = name
         self._greedy = GreedyRewardPolicy()
         self._artifact = artifact
-        self._last_match: tuple[tuple[IntArray, ...], FleetMatch] | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -101,19 +100,9 @@ class LearnedPolicy:
     ) -> Callable[[int, FloatArray], tuple[int, int]]:
         if artifact.layout is None:
             return partial(_choose_candidate, problem, artifact)
-        match = self._matched(artifact.layout, problem)
+        match = match_layout(artifact.layout, problem)
         check_strangers(match, problem)
         return partial(_choose_pair, problem, artifact, artifact.layout, match)
-
-    def _matched(self, layout: Layout, problem: RoutingProblem) -> FleetMatch:
-        """`match_layout`, once for as long as the problems' arrays of the fleet are the same."""
-        models, nodes = problem.metadata.model_key, problem.metadata.node_key
-        if models is None or nodes is None:
-            return match_layout(layout, problem)
-        read, last = (models, nodes, problem.node_of), self._last_match
-        if last is None or any(old is not new for old, new in zip(last[0], read, strict=True)):
-            last = self._last_match = read, match_layout(layout, problem)
-        return last[1]
 
     def _greedily(self, problem: RoutingProblem, request: int, backlog: FloatArray) -> int:
         candidates, destinations = candidates_of(problem, request, backlog)

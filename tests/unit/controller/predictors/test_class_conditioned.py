@@ -20,6 +20,7 @@ from controller.ids import ModelName, NodeId
 from controller.predictors.class_conditioned import ClassConditioned
 from controller.predictors.features import profile_query
 from controller.predictors.fitted import FittedPredictors, MeasuredLimits
+from controller.routing.decision_memory import DecisionMemory
 from tests.fakes.predictors import fitted_predictors
 
 PI = DeviceClass("Pi 5", 4, 8 << 30)
@@ -53,7 +54,7 @@ def embeddings(*first: float) -> np.ndarray:
 
 def predict(fleet: ClusterSnapshot, limit: float = 256.0, of: FittedPredictors | None = None):
     return ClassConditioned(of or fitted_predictors()).predict(
-        ["a poem", "a sum"], embeddings(-1.0, 1.0), np.full(2, limit), fleet
+        ["a poem", "a sum"], embeddings(-1.0, 1.0), np.full(2, limit), fleet, DecisionMemory()
     )
 
 
@@ -122,12 +123,12 @@ def test_cut_measurements_tell_nothing_of_longer_answers() -> None:
 
 
 def test_a_fleet_that_changes_is_matched_anew() -> None:
-    predictors = ClassConditioned(fitted_predictors())
+    predictors, memory = ClassConditioned(fitted_predictors()), DecisionMemory()
     texts, limits = ["a poem"], np.full(1, 256.0)
     one = snapshot((node("a"), destination("a", "small-1b")))
     two = snapshot((node("a"), destination("a", "small-3b", 3.0)))
     for fleet, seconds in ((one, 2.0), (two, 6.0), (one, 2.0)):
-        found = predictors.predict(texts, embeddings(-1.0), limits, fleet)
+        found = predictors.predict(texts, embeddings(-1.0), limits, fleet, memory)
         np.testing.assert_allclose(found.inference_seconds, [[seconds]])
 
 

@@ -132,6 +132,23 @@ def test_snapshot_is_in_the_order_that_its_readers_rely_on(profiler: ProfilerSta
     ]
 
 
+def test_fleet_version_rises_when_something_is_learnt_of_a_destination_and_not_by_requests(
+    profiler: ProfilerState,
+) -> None:
+    join(profiler, 1.0)
+    before = profiler.snapshot(1.0)
+    profiler.apply(dispatched(), 2.0)
+    profiler.apply(TokensStreamed(PI, RequestId("r1"), 3), 2.5)
+    claimed = profiler.snapshot(2.5)
+    assert claimed.destinations != before.destinations  # a slot is taken
+    assert claimed.fleet_version == before.fleet_version
+    join(profiler, 3.0, hello("vm", models=()))  # a node alone moves the indices of others
+    joined = profiler.snapshot(3.0)
+    assert joined.fleet_version == (before.fleet_version or 0) + 1
+    join(profiler, 4.0, hello("vm"))
+    assert profiler.snapshot(4.0).fleet_version == (before.fleet_version or 0) + 2
+
+
 # -- what is believed ------------------------------------------------------------------------------
 
 

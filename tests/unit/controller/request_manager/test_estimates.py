@@ -10,6 +10,7 @@ from controller.predictors.class_conditioned import ClassPredictions
 from controller.quality.neighbours import Source
 from controller.quality.predictor import Predictions
 from controller.request_manager.estimates import combined, estimate
+from controller.routing.decision_memory import DecisionMemory
 from tests.unit.controller.routing.clusters import destination, fleet, node, request
 
 SNAPSHOT = fleet(
@@ -38,7 +39,7 @@ def asked(limit: int = 64) -> list[InferenceRequest]:
 
 
 def test_what_was_fitted_goes_before_similar_prompts() -> None:
-    found = combined(asked(), SNAPSHOT, SIMILAR, TOLD, "predictors 12ab")
+    found = combined(asked(), SNAPSHOT, SIMILAR, TOLD, DecisionMemory(), "predictors 12ab")
     assert found.quality is not None
     assert found.quality.tolist() == [[0.9, 0.2]]
     assert found.output_tokens is not None
@@ -59,7 +60,7 @@ def test_what_was_fitted_goes_before_similar_prompts() -> None:
 
 
 def test_where_nobody_else_knows_the_destination_says_it() -> None:
-    found = combined(asked(), SNAPSHOT, None, TOLD)
+    found = combined(asked(), SNAPSHOT, None, TOLD, DecisionMemory())
     assert found.quality is not None
     assert found.quality[0, 1] == SNAPSHOT.destinations[1].mean_quality_ratio
     assert found.output_tokens is not None
@@ -71,12 +72,12 @@ def test_where_nobody_else_knows_the_destination_says_it() -> None:
 def test_a_limit_that_was_not_measured_is_the_reason_at_every_destination() -> None:
     nothing = np.full((1, 2), np.nan)
     beyond = replace(TOLD, inference_seconds=nothing, gaps_of_requests=("too long",))
-    found = combined(asked(), SNAPSHOT, None, beyond)
+    found = combined(asked(), SNAPSHOT, None, beyond, DecisionMemory())
     assert [found.latency_source(0, d) for d in (0, 1)] == ["calibration: too long"] * 2
 
 
 def test_without_fitted_predictors_similar_prompts_decide_alone() -> None:
-    found = combined(asked(), SNAPSHOT, SIMILAR, None)
+    found = combined(asked(), SNAPSHOT, SIMILAR, None, DecisionMemory())
     assert found.quality is SIMILAR.quality
     assert found.inference_seconds is None
     assert found.class_quality is None
@@ -95,5 +96,5 @@ class Failing:
 
 
 def test_predictors_that_fail_are_left_out() -> None:
-    found = estimate([request()], SNAPSHOT, Failing(), Failing())  # type: ignore[arg-type]
+    found = estimate([request()], SNAPSHOT, Failing(), Failing(), DecisionMemory())  # type: ignore[arg-type]
     assert (found.quality, found.similar, found.told, found.predictors) == (None, None, None, "")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.domain.answer_length import AnswerLengthCurve
-from controller.routing.answer_tokens import answer_tokens, expected_answer_tokens
+from controller.routing.answer_tokens import AnswerLengths, expected_answer_tokens, lengths_of
 from tests.unit.controller.routing.clusters import destination
 
 
@@ -36,11 +36,15 @@ def test_lengths_are_the_area_under_each_destinations_curve(
     fleets: list[list[AnswerLengthCurve | None]], limits: list[float]
 ) -> None:
     """One fleet after the other, as its curves come and change."""
+    last = None
     for curves in fleets:
         destinations = [
             destination("a", f"model-{at}", answer_lengths=curve) for at, curve in enumerate(curves)
         ]
-        mean, median = answer_tokens(destinations, np.array(limits))
+        last = lengths_of(destinations, last)
+        mean, median = last.within(np.array(limits))
+        fresh_mean, fresh_median = lengths_of(destinations).within(np.array(limits))
+        assert (mean.tolist(), median.tolist()) == (fresh_mean.tolist(), fresh_median.tolist())
         for r, limit in enumerate(limits):
             for d, curve in enumerate(curves):
                 if curve is None:
@@ -56,15 +60,15 @@ def test_a_curve_that_moved_leaves_the_others_to_the_last_bit() -> None:
     longer = AnswerLengthCurve((0.0, 4.0, 9.0, 30.0), (1.0, 0.8, 0.55, 0.1))
     limits = np.array([5.0, 100.0])
 
-    def asked(*curves: AnswerLengthCurve) -> tuple[np.ndarray, np.ndarray]:
-        names = "xyz"
-        return answer_tokens(
-            [destination("a", names[at], answer_lengths=c) for at, c in enumerate(curves)], limits
-        )
+    def told(last: AnswerLengths | None, *curves: AnswerLengthCurve) -> AnswerLengths:
+        named = zip("xyz", curves, strict=False)
+        return lengths_of([destination("a", x, answer_lengths=curve) for x, curve in named], last)
 
-    before, _ = asked(first, second)
-    after, median = asked(longer, second)
+    original = told(None, first, second)
+    before, _ = original.within(limits)
+    moved = told(original, longer, second)
+    after, median = moved.within(limits)
     assert after[:, 1].tolist() == before[:, 1].tolist()
     assert median[:, 0].tolist() == [5.0, 30.0]
-    shifted, _ = asked(second, longer)
+    shifted, _ = told(moved, second, longer).within(limits)
     assert shifted.tolist() == after[:, ::-1].tolist()

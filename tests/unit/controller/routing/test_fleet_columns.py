@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from controller.domain.cluster import Calibration, ClusterSnapshot, Destination, TokenPrice
 from controller.ids import ModelName, NodeId
+from controller.routing.decision_memory import DecisionMemory
 from controller.routing.fleet_columns import FleetColumns, fleet_columns
 from controller.routing.problem import MalformedArray, name_key
 from tests.unit.controller.routing.clusters import destination, fleet, node
@@ -86,8 +87,8 @@ _EVENTS = st.lists(
 def test_columns_are_those_of_the_fleet_as_it_is_now(
     events: list[tuple[str, str, str, dict[str, object]]],
 ) -> None:
-    there, away = _whole_fleet(), set[str]()
-    for what, on, model, changes in events:
+    there, away, memory = _whole_fleet(), set[str](), DecisionMemory()
+    for version, (what, on, model, changes) in enumerate(events):
         if what == "change" and (on, model) in there:
             there[on, model] = replace(there[on, model], **changes)
         elif what == "remove" and len(there) > 1:
@@ -98,16 +99,18 @@ def test_columns_are_those_of_the_fleet_as_it_is_now(
             away ^= {on}
         nodes = [node(name) for name in _NODES if name not in away]
         destinations = [there[key] for key in sorted(there) if key[0] not in away]
-        snapshot = fleet(nodes, destinations)
+        snapshot = replace(fleet(nodes, destinations), fleet_version=version)
+        _check(memory.columns(snapshot), snapshot)
         _check(fleet_columns(snapshot), snapshot)
 
 
 def test_a_node_without_a_model_shifts_the_indices_of_those_behind_it() -> None:
     destinations = [destination("b"), destination("c")]
-    assert fleet_columns(fleet([node("b"), node("c")], destinations)).node_of.tolist() == [0, 1]
+    before = fleet_columns(fleet([node("b"), node("c")], destinations))
+    assert before.node_of.tolist() == [0, 1]
     joined = fleet([node("a"), node("b"), node("c")], destinations)
-    assert fleet_columns(joined).node_of.tolist() == [1, 2]
-    _check(fleet_columns(joined), joined)
+    assert fleet_columns(joined, before).node_of.tolist() == [1, 2]
+    _check(fleet_columns(joined, before), joined)
 
 
 def test_what_no_column_tells_of_leaves_the_arrays_alone() -> None:
@@ -115,9 +118,8 @@ def test_what_no_column_tells_of_leaves_the_arrays_alone() -> None:
     destinations = [destination("a"), destination("a", "other"), destination("b"),
                     destination("b", "other")]  # fmt: skip
     before = fleet_columns(fleet([node("a"), node("b")], destinations))
-    assert fleet_columns(fleet([node("a", backlog_seconds=9.0), node("b")], destinations)) is before
     claimed = [replace(destinations[0], free_slots=1, next_slot_seconds=2.0), *destinations[1:]]
-    after = fleet_columns(fleet([node("a"), node("b")], claimed))
+    after = fleet_columns(fleet([node("a", backlog_seconds=9.0), node("b")], claimed), before)
     assert after.destinations[0].free_slots == 1
     for name in ("placements", "prefill_rate", "context_tokens", "node_of", "has_chat_template"):
         assert getattr(after, name) is getattr(before, name)
