@@ -3,7 +3,7 @@
 import enum
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from controller.domain.batch import BatchDecision, Placement
 from controller.domain.completion import Completion
@@ -18,6 +18,8 @@ class RequestState(enum.Enum):
     WAITING = "waiting"
     DISPATCHED = "dispatched"
     STREAMING = "streaming"
+    SUSPENDED = "suspended"
+    REATTACHED = "reattached"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -70,7 +72,6 @@ class RequestRecord:
     earlier_attempts: int = 0
     account: Account | None = None
     error: str = ""
-    excluded_nodes: set[NodeId] = field(default_factory=set)
 
     @property
     def attempt_number(self) -> int:

@@ -1,20 +1,22 @@
-"""From admission to the last token: the queue, the window timer and every waiting client.
+"""From admission to the last token: tells each request's life what happens, and does what follows.
 
-One task (`run`) owns the window: it gathers, closes, has the batch decided and dispatches it. The
-next window gathers while the last is being decided.
+`lifecycle.py` says what each event makes of a request; `gathering.py` when the waiting ones go. One
+task (`run`) has batches decided and dispatches them; the next window gathers meanwhile.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from typing_extensions import assert_never
 
 from controller.config import BatchingSettings, LimitSettings
-from controller.domain.batch import BatchDecision, DecisionTotals, Placement
-from controller.domain.completion import Completion, FailureKind, FinishReason
+from controller.domain.batch import Candidate, DecisionTotals, Placement
+from controller.domain.completion import Completion
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import (
     Account,
@@ -23,32 +25,60 @@ from controller.domain.request_record import (
     RequestState,
 )
 from controller.errors import (
-    ContextExceededError,
     DuplicateRequestError,
     GenerationFailedError,
-    InvalidRequestError,
-    NodeLostError,
     QueueFullError,
-    RequestTimeoutError,
     RouterError,
     ShuttingDownError,
+    SlowReaderError,
 )
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.events import Dispatched, Ended, TokensStreamed
+from controller.profiler import events as profiler_events
 from controller.profiler.state import ProfilerState
+from controller.request_manager import lifecycle
+from controller.request_manager.accounts import account_of, log_line
 from controller.request_manager.decider import Decider
-from controller.request_manager.inflight import (
-    Attempt,
+from controller.request_manager.gathering import Gathering
+from controller.request_manager.lifecycle import (
+    Broke,
+    Cancelled,
+    Claim,
+    Close,
+    Completed,
+    Decided,
+    Dequeue,
+    Effect,
+    Ended,
+    Ending,
+    Event,
     Fail,
+    Failed,
     Finish,
+    Finished,
+    GaveUp,
+    Left,
+    Life,
+    LinkLost,
+    Note,
+    NotSent,
     Outcome,
+    Progress,
+    Push,
+    Read,
+    Release,
     Requeue,
-    on_completion,
-    on_node_lost,
+    SendCancel,
+    SendResume,
+    SendWork,
+    State,
+    Touch,
+    WindowClosed,
+    dispatch_of,
+    step,
 )
 from controller.request_manager.refusals import refusal_error
 from controller.request_manager.stream import AnswerStream, Done, RoutedTo, Text
-from controller.request_manager.window import FleetLoad, Window, WindowLimits, closes_at
+from controller.request_manager.window import CloseReason, FleetLoad
 from controller.telemetry.metrics import Metrics, Summed
 
 log = structlog.get_logger()
@@ -58,10 +88,52 @@ _DEADLINE_SHARE_FOR_WAITING: Final = 0.25
 
 InferEvent = RoutedTo | Text | Account
 
-SendWork = Callable[[NodeId, InferenceRequest, int, Placement, float], bool]
+_GRACE_SECONDS: Final = 0.0
+"""How long a node whose link is lost may come back and go on: nodes cannot yet."""
+
+OnSendWork = Callable[[NodeId, InferenceRequest, int, Placement, float], bool]
 """(node, request, attempt, placement, time limit) -> whether the order was queued."""
 
-SendCancel = Callable[[NodeId, RequestId, int], None]
+OnSendCancel = Callable[[NodeId, RequestId, int], None]
+
+_SHOWN_AS: Final[Mapping[type[State], RequestState]] = {
+    lifecycle.Waiting: RequestState.WAITING,
+    lifecycle.Deciding: RequestState.WAITING,
+    lifecycle.Dispatched: RequestState.DISPATCHED,
+    lifecycle.Streaming: RequestState.STREAMING,
+    lifecycle.Suspended: RequestState.SUSPENDED,
+    lifecycle.Reattached: RequestState.REATTACHED,
+}
+"""What `explain` says of a request that runs; while it ends it is shown as it last was."""
+
+
+_NOT_ROUTED: Final = Failed(GenerationFailedError, "Routing failed inside the controller.")
+
+_NOT_DISPATCHED: Final = Failed(GenerationFailedError, "Dispatching failed inside the controller.")
+
+_STOPPING: Final = Failed(ShuttingDownError, "The controller is stopping.")
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One admitted request: its life, and what follows from it."""
+
+    life: Life
+    record: RequestRecord
+    stream: AnswerStream
+
+    @property
+    def request_id(self) -> RequestId:
+        """Its name."""
+        return self.record.request.request_id
+
+    @property
+    def start_by(self) -> float | None:
+        """When its window must have closed, monotonic seconds; None when it has no deadline."""
+        deadline = self.record.request.constraints.deadline_seconds
+        if deadline is None:
+            return None
+        return self.record.admitted_at + _DEADLINE_SHARE_FOR_WAITING * deadline
 
 
 class RequestManager:
@@ -85,8 +157,8 @@ class RequestManager:
         limits: LimitSettings,
         profiler: ProfilerState,
         decider: Decider,
-        send_work: SendWork,
-        send_cancel: SendCancel,
+        send_work: OnSendWork,
+        send_cancel: OnSendCancel,
         on_finished: Callable[[RequestRecord], None] = lambda record: None,
         on_closed: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
@@ -98,10 +170,8 @@ class RequestManager:
         self._send_cancel = send_cancel
         self._on_finished = on_finished
         self._records = RequestRecords(limits.kept_records, on_closed)
-        self._streams: dict[RequestId, AnswerStream] = {}
-        self._waiting: dict[RequestId, None] = {}
-        self._window: Window | None = None
-        self._changed = asyncio.Event()  # or something else that may close the window
+        self._running: dict[RequestId, _Running] = {}
+        self._waiting: Gathering[_Running] = Gathering(batching, self._fleet_load)
         self._is_draining = False
         self.decisions: dict[str, DecisionTotals] = {}
 
@@ -166,20 +236,17 @@ class RequestManager:
         Raises:
             RouterError: the request was not admitted.
         """
-        record, stream = self._admit(request)
+        running = self._admit(request)
         try:
-            yield self._events(record, stream)
+            yield self._events(running)
         except RouterError as error:
-            self._abandon(record, RequestState.FAILED, str(error))
+            self._happened(running, GaveUp(Failed(type(error), str(error))))
             raise
         finally:  # also when the client went away
-            self._abandon(record, RequestState.CANCELLED, "the client went away")
-            if self._streams.get(request.request_id) is stream:  # its id may be another's by now
-                del self._streams[request.request_id]
+            self._happened(running, Left())
 
-    async def _events(
-        self, record: RequestRecord, stream: AnswerStream
-    ) -> AsyncIterator[InferEvent]:
+    async def _events(self, running: _Running) -> AsyncIterator[InferEvent]:
+        record = running.record
         deadline_at = record.admitted_at + self._limits.total_seconds
         while True:
             silence = (
@@ -189,16 +256,19 @@ class RequestManager:
                 if record.first_token_at is None
                 else self._limits.progress_seconds
             )
-            event = await stream.next(deadline_at, silence)
-            if isinstance(event, Done):
-                yield self._close_account(record, event.completion)
-                return
-            yield event
+            event = await running.stream.next(deadline_at, silence)
+            if not isinstance(event, Done):
+                yield event
+                continue
+            self._happened(running, Read())
+            if record.account is not None:
+                yield record.account
+            return
 
-    def _admit(self, request: InferenceRequest) -> tuple[RequestRecord, AnswerStream]:
+    def _admit(self, request: InferenceRequest) -> _Running:
         if self._is_draining:
             raise ShuttingDownError("The controller is stopping; try again in a moment.")
-        if request.request_id in self._records.running:
+        if request.request_id in self._running:
             raise DuplicateRequestError(
                 f"Request {request.request_id!r} is being answered; use another id."
             )
@@ -206,126 +276,128 @@ class RequestManager:
             raise QueueFullError("Too many requests are waiting; try again later.")
         now = time.monotonic()
         record = RequestRecord(request, time.time(), now)
-        stream = AnswerStream(self._limits.max_buffered_bytes)
         self._records.add(record)
-        self._streams[request.request_id] = stream
-        self._enqueue(record)
-        return record, stream
+        running = _Running(
+            lifecycle.admitted(now, self._batching.max_attempts, record.earlier_attempts),
+            record,
+            AnswerStream(self._limits.max_buffered_bytes),
+        )
+        self._running[request.request_id] = running
+        self._waiting.add(running)
+        return running
 
-    def _enqueue(self, record: RequestRecord) -> None:
+    # -- what happens to a request ----------------------------------------------------------------
+
+    def _happened(self, running: _Running, event: Event) -> None:
+        """Let an event move a request, and do what follows from it."""
         now = time.monotonic()
-        self._waiting[record.request.request_id] = None
-        window = self._window or Window(now, now, 0)
-        self._window = window.with_arrival(now, _start_by(record))
-        self._changed.set()
+        before = running.life.state
+        running.life, effects = step(running.life, event, now)
+        if type(running.life.state) is not type(before):
+            shown_as = _SHOWN_AS.get(type(running.life.state))
+            if shown_as is not None:
+                running.record.state = shown_as
+            running.record.attempts = running.life.attempts
+        for effect in effects:
+            self._do(running, effect, now)
 
-    def _abandon(self, record: RequestRecord, state: RequestState, why: str) -> None:
-        """Stop a request wherever it is; nothing happens when it has ended already."""
-        request_id = record.request.request_id
-        if self._records.running.get(request_id) is not record:
-            return
-        self._waiting.pop(request_id, None)
-        node_id = _node_of(record)
-        if record.state in (RequestState.DISPATCHED, RequestState.STREAMING) and node_id:
-            self._send_cancel(node_id, request_id, record.attempt_number)
-            self._profiler.apply(
-                Ended(
+    def _do(self, running: _Running, effect: Effect, now: float) -> None:
+        record, stream = running.record, running.stream
+        request, request_id = record.request, running.request_id
+        match effect:
+            case Push(node_id, text, tokens):
+                if tokens:
+                    streamed = profiler_events.TokensStreamed(node_id, request_id, tokens)
+                    self._profiler.apply(streamed, now)
+                if record.first_token_at is None:
+                    record.first_token_at = now
+                # Text that came without a token of its own has been shown all the same.
+                record.tokens_sent += max(tokens, 1 if text else 0)
+                stream.push(text, tokens)
+                if stream.is_ended:
+                    # The reader is so late that it may never ask again; the node must not go on.
+                    slow = Failed(SlowReaderError, "the client read too slowly")
+                    self._happened(running, GaveUp(slow))
+            case Touch():
+                stream.touch()
+            case Dequeue():
+                self._waiting.remove(running)
+            case Requeue(reason):
+                log.warning("request.requeued", request_id=request_id, reason=reason)
+                self._waiting.add(running)
+            case Note(decision, placement, closed_at):
+                record.decision, record.placement = decision, placement
+                record.closed_at = closed_at
+            case Claim(chosen):
+                self._profiler.apply(_dispatched(request, chosen), now)
+            case SendWork(chosen, attempt):
+                self._send(running, chosen, attempt, now)
+            case SendCancel(node_id, attempt):
+                self._send_cancel(node_id, request_id, attempt)
+            case SendResume():
+                raise AssertionError("No node has said yet that it is back with a request.")
+            case Release(node_id, is_failure, is_cancelled, usage, was_cut):
+                ended = profiler_events.Ended(
                     node_id,
                     request_id,
-                    is_failure=state is RequestState.FAILED,
-                    is_cancelled=state is RequestState.CANCELLED,
-                ),
-                time.monotonic(),
+                    is_failure=is_failure,
+                    is_cancelled=is_cancelled,
+                    usage=usage,
+                    was_cut=was_cut,
+                    session_id=request.session_id,
+                )
+                self._profiler.apply(ended, now)
+                self._waiting.look_again()  # an idle fleet may let the open window close
+            case Finish(completion):
+                stream.finish(completion)
+            case Fail(failure):
+                stream.fail(failure.error(failure.message))
+            case Close(outcome):
+                self._close(running, outcome, now)
+            case _:
+                assert_never(effect)
+
+    def _send(self, running: _Running, chosen: Candidate, attempt: int, now: float) -> None:
+        record = running.record
+        placement, decision = record.placement, record.decision
+        assert placement is not None
+        assert decision is not None
+        remaining = record.admitted_at + self._limits.total_seconds - now
+        if self._send_work(chosen.node_id, record.request, attempt, placement, remaining):
+            running.stream.routed(
+                RoutedTo(chosen.node_id, chosen.model, decision.batch_id, decision.policy)
             )
+        else:
+            self._happened(running, NotSent())
+
+    def _close(self, running: _Running, outcome: Outcome, now: float) -> None:
+        record, request_id = running.record, running.request_id
+        del self._running[request_id]
+        match outcome:
+            case Completed(completion):
+                chosen = record.placement.chosen if record.placement else None
+                node = self._profiler.nodes.get(chosen.node_id) if chosen else None
+                account = account_of(record, completion, node.models if node else (), now)
+                record.account = account
+                self._records.close(request_id, RequestState.COMPLETED)
+                self._on_finished(record)
+                log.info("request.ended", **log_line(record, account))
+            case Cancelled():
+                self._closed(record, RequestState.CANCELLED, "the client went away")
+            case Failed(_, message):
+                self._closed(record, RequestState.FAILED, message)
+
+    def _closed(self, record: RequestRecord, state: RequestState, why: str) -> None:
+        request_id = record.request.request_id
         self._records.close(request_id, state, why)
         log.info("request.ended", request_id=request_id, outcome=state.value, reason=why)
-
-    def _close_account(self, record: RequestRecord, completion: Completion) -> Account:
-        now = time.monotonic()
-        placement, decision = record.placement, record.decision
-        if placement is None or placement.chosen is None or decision is None:
-            raise GenerationFailedError("A request ended that had never been routed.")
-        chosen = placement.chosen
-        closed_at = record.closed_at or now
-        account = Account(
-            request_id=record.request.request_id,
-            batch_id=decision.batch_id,
-            node_id=chosen.node_id,
-            model=chosen.model,
-            policy=decision.policy,
-            completion=completion,
-            window_seconds=closed_at + decision.decision_seconds - record.admitted_at,
-            first_token_seconds=(record.first_token_at or now) - record.admitted_at,
-            total_seconds=now - record.admitted_at,
-            predicted_finish_seconds=chosen.finish_seconds or 0.0,
-            measured_finish_seconds=now - closed_at,
-            cost_usd=self._cost_usd(record, completion),
-            attempts=record.attempts,
-            query_class=placement.query_class,
-        )
-        record.account = account
-        self._records.close(account.request_id, RequestState.COMPLETED)
-        self._on_finished(record)
-        log.info(
-            "request.ended",
-            request_id=account.request_id,
-            batch_id=account.batch_id,
-            node_id=account.node_id,
-            model=account.model,
-            outcome=completion.reason.value,
-            window_seconds=round(account.window_seconds, 4),
-            queue_seconds=round(completion.usage.queue_seconds, 4),
-            prefill_seconds=round(completion.usage.prefill_seconds, 4),
-            decode_seconds=round(completion.usage.decode_seconds, 4),
-            predicted_finish_seconds=round(account.predicted_finish_seconds, 4),
-            measured_finish_seconds=round(account.measured_finish_seconds, 4),
-            predicted_prompt_tokens=round(chosen.predicted_prompt_tokens),
-            predicted_completion_tokens=round(chosen.predicted_output_tokens),
-            prompt_tokens=completion.usage.prompt_tokens,
-            completion_tokens=completion.usage.completion_tokens,
-            energy_joules=completion.usage.energy_joules,
-        )
-        return account
-
-    def _cost_usd(self, record: RequestRecord, completion: Completion) -> float:
-        chosen = record.placement.chosen if record.placement else None
-        node = self._profiler.nodes.get(chosen.node_id) if chosen else None
-        for model in node.models if node and chosen else ():
-            if chosen and model.name == chosen.model:
-                usage, price = completion.usage, model.price
-                return (
-                    usage.prompt_tokens * price.prompt_usd_per_token
-                    + usage.completion_tokens * price.completion_usd_per_token
-                    + price.request_usd
-                )
-        return 0.0
 
     # -- the window -------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Gather, decide and dispatch windows until cancelled."""
-        limits = WindowLimits(
-            self._batching.window_seconds,
-            self._batching.max_requests,
-            self._batching.quiet_seconds,
-        )
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            while self._window is not None and self._waiting:
-                moment, reason = closes_at(self._window, limits, self._fleet_load())
-                delay = moment - time.monotonic()
-                if delay > 0:
-                    timer = asyncio.get_running_loop().call_later(delay, self._changed.set)
-                    try:
-                        await self._changed.wait()
-                    finally:
-                        timer.cancel()
-                    self._changed.clear()
-                    continue
-                await self._close_window(reason.value)
-            if not self._waiting:
-                self._window = None
+            await self._close_window(*await self._waiting.batch())
 
     def _fleet_load(self) -> FleetLoad:
         return FleetLoad(
@@ -333,54 +405,52 @@ class RequestManager:
             is_idle=self._profiler.inflight_requests() == 0,
         )
 
-    async def _close_window(self, reason: str) -> None:
-        batch_ids = list(self._waiting)[: self._batching.max_requests]
-        for request_id in batch_ids:
-            del self._waiting[request_id]
-        now = time.monotonic()
-        # What did not fit opens the next window, with the deadlines it came with.
-        self._window = None
-        for request_id in self._waiting:
-            window = self._window or Window(now, now, 0)
-            self._window = window.with_arrival(now, _start_by(self._records.running[request_id]))
-        records = [self._records.running[request_id] for request_id in batch_ids]
+    async def _close_window(
+        self, batch: Sequence[_Running], closed_at: float, reason: CloseReason
+    ) -> None:
+        for running in batch:
+            self._happened(running, WindowClosed())
+        requests = [running.record.request for running in batch]
         try:
             decision, placements = await self._decider.decide(
-                [record.request for record in records],
+                requests,
                 self._profiler.snapshot(
-                    time.monotonic(), [record.request.session_id for record in records]
+                    time.monotonic(), [request.session_id for request in requests]
                 ),
-                [record.excluded_nodes for record in records],
+                [running.life.excluded for running in batch],
             )
         except RouterError as error:
-            for record in records:
-                self._fail(record, error)
+            for running in batch:
+                self._happened(running, Broke(Failed(type(error), str(error))))
             return
         except Exception:
-            log.exception("batch.failed", requests=len(records))
-            for record in records:
-                self._fail(record, GenerationFailedError("Routing failed inside the controller."))
+            log.exception("batch.failed", requests=len(batch))
+            for running in batch:
+                self._happened(running, Broke(_NOT_ROUTED))
             return
         before = self.decisions.get(decision.policy, DecisionTotals())
         self.decisions[decision.policy] = before.plus(decision)
         log.info(
             "batch.routed",
             batch_id=decision.batch_id,
-            requests=len(records),
+            requests=len(batch),
             policy=decision.policy,
-            closed_because=reason,
+            closed_because=reason.value,
             decide_seconds=round(decision.decision_seconds, 4),
             objective=round(decision.objective, 4),
             fallback=decision.fallback_reason or None,
         )
-        for record, placement in zip(records, placements, strict=True):
+        for running, placement in zip(batch, placements, strict=True):
+            refusal = None
             try:
-                self._dispatch(record, decision, placement, now)
+                if placement.chosen is None:
+                    request = running.record.request
+                    refused = refusal_error(request, placement, self._served_models())
+                    refusal = Failed(type(refused), str(refused))
+                self._happened(running, Decided(decision, placement, closed_at, refusal))
             except Exception:  # one bad request must not stop the window's task
-                log.exception("request.dispatch_failed", request_id=record.request.request_id)
-                self._fail(
-                    record, GenerationFailedError("Dispatching failed inside the controller.")
-                )
+                log.exception("request.dispatch_failed", request_id=placement.request_id)
+                self._happened(running, Broke(_NOT_DISPATCHED))
 
     def _served_models(self) -> set[ModelName]:
         return {
@@ -390,86 +460,22 @@ class RequestManager:
             if node.is_routable(model)
         }
 
-    def _dispatch(
-        self, record: RequestRecord, decision: BatchDecision, placement: Placement, closed_at: float
-    ) -> None:
-        request = record.request
-        if self._records.running.get(request.request_id) is not record:
-            return  # cancelled while the batch was decided
-        record.decision, record.placement = decision, placement
-        record.closed_at = closed_at
-        chosen = placement.chosen
-        if chosen is None:
-            self._fail(record, refusal_error(request, placement, self._served_models()))
-            return
-        record.attempts += 1
-        now = time.monotonic()
-        remaining = record.admitted_at + self._limits.total_seconds - now
-        # The claim comes first, so that the next snapshot already counts it (case R4).
-        self._profiler.apply(
-            Dispatched(
-                chosen.node_id,
-                request.request_id,
-                chosen.model,
-                chosen.work_seconds,
-                chosen.predicted_output_tokens,
-                chosen.prefill_seconds,
-                chosen.predicted_prompt_tokens,
-                request.sampling.max_tokens,
-            ),
-            now,
-        )
-        record.state = RequestState.DISPATCHED
-        stream = self._streams[request.request_id]
-        if self._send_work(chosen.node_id, request, record.attempt_number, placement, remaining):
-            stream.routed(
-                RoutedTo(chosen.node_id, chosen.model, decision.batch_id, decision.policy)
-            )
-            return
-        # The node went between the snapshot and the claim (case R20): only this one is re-planned.
-        self._profiler.apply(Ended(chosen.node_id, request.request_id, True), now)
-        self._settle(
-            record,
-            on_node_lost(
-                Attempt(record.attempts, 0),
-                "the node went away before it got the request",
-                self._batching.max_attempts,
-            ),
-            is_node_lost=True,
-        )
-
     # -- nodes ------------------------------------------------------------------------------------
 
     def on_progress(
         self, node_id: NodeId, request_id: RequestId, attempt: int, text: str, tokens: int
     ) -> None:
         """A node made progress; what belongs to an older attempt is ignored."""
-        record = self._current(node_id, request_id, attempt)
-        if record is None:
-            return
-        now = time.monotonic()
-        if tokens:
-            self._profiler.apply(TokensStreamed(node_id, request_id, tokens), now)
-        stream = self._streams[request_id]
-        if not text and not tokens:
-            stream.touch()
-            return
-        if record.first_token_at is None:
-            record.first_token_at = now
-        record.state = RequestState.STREAMING
-        # Text that came without a token of its own has been shown all the same.
-        record.tokens_sent += max(tokens, 1 if text else 0)
-        stream.push(text, tokens)
-        if stream.is_ended:
-            # The reader is so late that it may never ask again; the node must not go on for it.
-            self._abandon(record, RequestState.FAILED, "the client read too slowly")
+        running = self._running.get(request_id)
+        if running is not None:
+            self._happened(running, Progress(node_id, attempt, text, tokens))
 
     def on_completion(
         self, node_id: NodeId, request_id: RequestId, attempt: int, completion: Completion
     ) -> bool:
         """A node's last word on a work order; True when the request ends by it."""
-        record = self._current(node_id, request_id, attempt)
-        if record is None:
+        running = self._running.get(request_id)
+        if running is None:
             if not self._records.is_known(request_id):
                 # Of a controller that ended before it was kept; its client has seen that end.
                 log.warning(
@@ -481,78 +487,19 @@ class RequestManager:
                     energy_joules=completion.usage.energy_joules,
                 )
             return False
-        reason = completion.reason
-        is_whole = reason in (FinishReason.STOP, FinishReason.LENGTH)
-        self._profiler.apply(
-            Ended(
-                node_id,
-                request_id,
-                is_failure=reason is FinishReason.FAILED,
-                is_cancelled=reason is FinishReason.CANCELLED,
-                usage=completion.usage if is_whole else None,
-                was_cut=reason is FinishReason.LENGTH,
-                session_id=record.request.session_id,
-            ),
-            time.monotonic(),
-        )
-        self._changed.set()  # an idle fleet may let the open window close
-        outcome = on_completion(
-            Attempt(record.attempts, record.tokens_sent), completion, self._batching.max_attempts
-        )
-        self._settle(record, outcome)
-        return not isinstance(outcome, Requeue)
+        was_over = isinstance(running.life.state, (Ending, Ended))
+        self._happened(running, Finished(node_id, attempt, completion))
+        return not was_over and isinstance(running.life.state, (Ending, Ended))
 
     def on_node_lost(self, node_id: NodeId, why: str) -> None:
         """A node's session ended; each of its requests moves or fails."""
-        self._changed.set()  # with one destination left the open window has no choice to wait for
-        for record in list(self._records.running.values()):
-            if self._is_at(node_id, record):
-                outcome = on_node_lost(
-                    Attempt(record.attempts, record.tokens_sent),
-                    f"node {node_id} was lost: {why}",
-                    self._batching.max_attempts,
-                )
-                self._settle(record, outcome, is_node_lost=True)
-
-    def _current(
-        self, node_id: NodeId, request_id: RequestId, attempt: int
-    ) -> RequestRecord | None:
-        record = self._records.running.get(request_id)
-        if record is None or record.attempt_number != attempt:
-            return None
-        return record if self._is_at(node_id, record) else None
-
-    def _is_at(self, node_id: NodeId, record: RequestRecord) -> bool:
-        """Whether this running request's end is still up to this node.
-
-        Once the last event is in, it is the client's, who may take its time to read it.
-        """
-        is_sent = record.state in (RequestState.DISPATCHED, RequestState.STREAMING)
-        return (
-            is_sent
-            and _node_of(record) == node_id
-            and not self._streams[record.request.request_id].is_ended
-        )
-
-    def _settle(self, record: RequestRecord, outcome: Outcome, is_node_lost: bool = False) -> None:
-        match outcome:
-            case Finish(completion):
-                self._streams[record.request.request_id].finish(completion)
-            case Requeue(reason):
-                node_id = _node_of(record)
-                if node_id:
-                    record.excluded_nodes.add(node_id)
-                record.state = RequestState.WAITING
-                record.first_token_at = None
-                log.warning("request.requeued", request_id=record.request.request_id, reason=reason)
-                self._enqueue(record)
-            case Fail(kind, message):
-                self._fail(record, _error_of(kind, message, is_node_lost))
-
-    def _fail(self, record: RequestRecord, error: RouterError) -> None:
-        request_id = record.request.request_id
-        if self._records.running.get(request_id) is record:  # its id may be another's by now
-            self._streams[request_id].fail(error)
+        # With one destination left the open window has no choice to wait for.
+        self._waiting.look_again()
+        until = time.monotonic() + _GRACE_SECONDS
+        for running in list(self._running.values()):
+            dispatch = dispatch_of(running.life.state)
+            if dispatch is not None and dispatch.node_id == node_id:
+                self._happened(running, LinkLost(node_id, why, until))
 
     # -- shutdown ---------------------------------------------------------------------------------
 
@@ -562,30 +509,18 @@ class RequestManager:
         deadline = time.monotonic() + seconds
         while self._records.running and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)  # only while stopping, so a poll will do
-        for record in list(self._records.running.values()):
-            self._fail(record, ShuttingDownError("The controller is stopping."))
+        for running in list(self._running.values()):
+            self._happened(running, Broke(_STOPPING))
 
 
-def _start_by(record: RequestRecord) -> float | None:
-    """When the window must have closed for this request, monotonic seconds."""
-    deadline = record.request.constraints.deadline_seconds
-    if deadline is None:
-        return None
-    return record.admitted_at + _DEADLINE_SHARE_FOR_WAITING * deadline
-
-
-def _node_of(record: RequestRecord) -> NodeId | None:
-    chosen = record.placement.chosen if record.placement else None
-    return chosen.node_id if chosen else None
-
-
-def _error_of(kind: FailureKind, message: str, is_node_lost: bool) -> RouterError:
-    if is_node_lost:
-        return NodeLostError(message)
-    if kind is FailureKind.INVALID_REQUEST:
-        return InvalidRequestError(message)
-    if kind is FailureKind.CONTEXT_EXCEEDED:
-        return ContextExceededError(message)
-    if kind is FailureKind.TIME_LIMIT:
-        return RequestTimeoutError(message)
-    return GenerationFailedError(message)
+def _dispatched(request: InferenceRequest, chosen: Candidate) -> profiler_events.Dispatched:
+    return profiler_events.Dispatched(
+        chosen.node_id,
+        request.request_id,
+        chosen.model,
+        chosen.work_seconds,
+        chosen.predicted_output_tokens,
+        chosen.prefill_seconds,
+        chosen.predicted_prompt_tokens,
+        request.sampling.max_tokens,
+    )

@@ -34,9 +34,7 @@ def record_document(record: RequestRecord, keep_prompt: bool) -> bytes:
     placement = record.placement
     if placement is not None and len(placement.others) > KEPT_OTHERS:
         placement = replace(placement, others=placement.others[:KEPT_OTHERS])
-    return RECORD.dump_json(
-        replace(record, request=request, placement=placement, excluded_nodes=set())
-    )
+    return RECORD.dump_json(replace(record, request=request, placement=placement))
 
 
 def kept_record(document: bytes) -> RequestRecord:

@@ -14,7 +14,7 @@ from controller.lab.simulator.engine import Cluster, Completion, Lost
 from controller.lab.simulator.problems import ProblemSource
 from controller.lab.simulator.scenario import Scenario
 from controller.lab.simulator.workload import Workload
-from controller.request_manager.inflight import Attempt, Requeue, on_node_lost
+from controller.request_manager.lifecycle import may_start_again
 from controller.routing.baselines.greedy_reward import (
     LATENCY_WEIGHT,
     QUALITY_WEIGHT,
@@ -318,8 +318,7 @@ class _Run:
         if first is not None and lost.served_ratio > 0.0:
             kind = self.scenario.kind_of_node[self.scenario.node_of[chosen]]
             has_streamed = lost.served_ratio >= first[self.scenario.model_of[chosen], kind]
-        attempt = Attempt(int(self.attempts[request]), int(has_streamed))
-        if isinstance(on_node_lost(attempt, "node lost", MAX_ATTEMPTS), Requeue):
+        if may_start_again(has_streamed, int(self.attempts[request]), MAX_ATTEMPTS):
             self.requeued += 1
             self.destination[request] = UNASSIGNED
             return True
