@@ -137,19 +137,19 @@ class Agent:
 
 
 def _completion_status(completion: Completion, now: float) -> StatusObject:
-    ended_at = completion.ended_at
+    ended_at, usage = completion.ended_at, completion.usage
     return {
         "request_id": completion.request_id,
         "model": completion.model,
         "outcome": completion.outcome.value,
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
         "total_seconds": round(completion.total_seconds, 3),
         "ended_seconds_ago": None if ended_at is None else round(now - ended_at, 1),
-        "energy_joules": completion.energy_joules,
-        "prefill_joules": completion.prefill_joules,
-        "decode_joules": completion.decode_joules,
-        "energy_source": _name(completion.energy_source),
+        "energy_joules": usage.energy_joules,
+        "prefill_joules": usage.prefill_joules,
+        "decode_joules": usage.decode_joules,
+        "energy_source": usage.energy_source,
         "message": completion.message,
     }
 

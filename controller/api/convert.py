@@ -6,28 +6,24 @@ from controller.domain.order import ManageModel, ModelAction
 from controller.domain.request import (
     ChatMessage,
     Constraints,
-    FormatKind,
     InferenceRequest,
-    ResponseFormat,
-    Sampling,
 )
 from controller.domain.request_record import Account, RequestRecord
 from controller.errors import InvalidRequestError
-from controller.fleet.convert import (
-    ATTRIBUTES,
-    FINISH_REASONS,
-    HEALTH,
-    MODEL,
-    ORDER_UPDATE,
-    USAGE,
-)
+from controller.fleet.convert import ATTRIBUTES, HEALTH, MODEL
 from controller.ids import ModelName, RequestId, new_request_id
 from controller.request_manager.refusals import refusal_text
 from controller.request_manager.stream import RoutedTo, Text
 from pointsman.codec import Codec
+from pointsman.convert import (
+    FINISH_REASONS,
+    ORDER_UPDATE,
+    SAMPLING,
+    USAGE,
+    response_format_from_proto,
+)
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 
-_SAMPLING = Codec(Sampling, types_pb2.SamplingParameters)
 _CONSTRAINTS = Codec(Constraints, types_pb2.RequestConstraints)
 _TURN = Codec(ChatMessage, types_pb2.ChatMessage)
 WEIGHTS = Codec(Weights, types_pb2.ObjectiveWeights)
@@ -93,24 +89,11 @@ def request_from_proto(message: types_pb2.InferenceRequest) -> InferenceRequest:
         request_id=RequestId(message.request_id) if message.request_id else new_request_id(),
         prompt=prompt,
         model=None if message.model in ("", "auto") else ModelName(message.model),
-        sampling=_SAMPLING.read(message.sampling),
+        sampling=SAMPLING.read(message.sampling),
         constraints=_CONSTRAINTS.read(message.constraints),
-        response_format=_response_format(message.response_format),
+        response_format=response_format_from_proto(message.response_format),
         session_id=message.session_id,
     )
-
-
-def _response_format(message: types_pb2.ResponseFormat) -> ResponseFormat | None:
-    """What an answer must look like; None for free text."""
-    match message.WhichOneof("format"):
-        case "json_object":
-            return ResponseFormat(FormatKind.JSON_OBJECT) if message.json_object else None
-        case "json_schema":
-            return ResponseFormat(FormatKind.JSON_SCHEMA, message.json_schema)
-        case "grammar":
-            return ResponseFormat(FormatKind.GRAMMAR, message.grammar)
-        case _:
-            return None
 
 
 def weights_from_proto(message: types_pb2.ObjectiveWeights) -> Weights:

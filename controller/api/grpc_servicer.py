@@ -28,10 +28,10 @@ from controller.api.convert import (
 from controller.api.service import RouterService
 from controller.config import BatchingSettings
 from controller.domain.request_record import Account
-from controller.fleet.convert import ORDER_UPDATE
 from controller.ids import ModelName, NodeId, RequestId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.stream import RoutedTo, Text
+from pointsman.convert import ORDER_UPDATE
 from pointsman.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -4,6 +4,8 @@ import enum
 from dataclasses import dataclass
 
 from controller.ids import ModelName
+from pointsman.values import OrderPhase as OrderPhase
+from pointsman.values import OrderUpdate as OrderUpdate
 
 
 class ModelAction(enum.Enum):
@@ -33,26 +35,3 @@ class MeasureSpeed:
 
 
 Order = ManageModel | MeasureSpeed
-
-
-class OrderPhase(enum.Enum):
-    """Where an order is."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class OrderUpdate:
-    """How an order goes; `progress_ratio` is 0 to 1, None when unknown."""
-
-    order_id: str
-    phase: OrderPhase
-    message: str = ""
-    progress_ratio: float | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing more will come."""
-        return self.phase is not OrderPhase.RUNNING

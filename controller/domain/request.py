@@ -1,9 +1,11 @@
 """A request as the controller knows it."""
 
-import enum
 from dataclasses import dataclass, field
 
 from controller.ids import ModelName, NodeId, RequestId
+from pointsman.values import FormatKind as FormatKind
+from pointsman.values import ResponseFormat as ResponseFormat
+from pointsman.values import Sampling as Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +17,6 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How an answer is sampled; types.proto documents each field."""
-
-    max_tokens: int = 256
-    temperature: float = 0.7
-    top_p: float = 0.95
-    top_k: int = 40
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Constraints:
     """Hard limits; None or False does not limit."""
 
@@ -35,26 +25,6 @@ class Constraints:
     max_price_usd: float | None = None
     edge_only: bool = False
     node_id: NodeId | None = None
-
-
-class FormatKind(enum.Enum):
-    """How an answer's text is constrained."""
-
-    JSON_OBJECT = "json_object"
-    JSON_SCHEMA = "json_schema"
-    GRAMMAR = "grammar"
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    """What an answer must look like, kept by the engine token by token.
-
-    Attributes:
-        text: the JSON Schema as JSON text, or the grammar in GBNF; empty for any JSON object.
-    """
-
-    kind: FormatKind
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 from typing_extensions import assert_never
 
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
-from controller.domain.completion import Completion, FailureKind, FinishReason, Usage
+from controller.domain.completion import Completion, FailureKind, FinishReason
 from controller.domain.node_report import (
     Health,
     ModelPhase,
@@ -19,20 +19,26 @@ from controller.domain.node_report import (
     ReportedModel,
     SensorState,
 )
-from controller.domain.order import ManageModel, MeasureSpeed, Order, OrderPhase, OrderUpdate
+from controller.domain.order import ManageModel, MeasureSpeed, Order
 from controller.domain.request import (
     ChatMessage,
-    FormatKind,
     InferenceRequest,
-    ResponseFormat,
-    Sampling,
 )
 from controller.ids import ModelName, NodeId
-from pointsman.codec import Check, Codec, enum_to_wire
+from pointsman.codec import Check, Codec
+from pointsman.convert import (
+    ESTIMATE,
+    FAILURES,
+    FINISH_REASONS,
+    LONGEST_SOURCE,
+    SAMPLING,
+    USAGE,
+    response_format_to_proto,
+    source_name,
+    source_number,
+)
 from pointsman.v1 import fleet_pb2, types_pb2
 
-_ESTIMATE: Final = "estimate"
-_LONGEST_SOURCE: Final = 40
 _MOST_SENSORS: Final = 32
 """What a node says of its sensors is shown to operators; nobody has this many."""
 
@@ -60,33 +66,6 @@ def _named(name: str) -> ModelName:
     if not name:
         raise BadReportError("a model has no name")
     return ModelName(name)
-
-
-def _source_name(source: types_pb2.PowerSource.ValueType, name: str, is_estimate: bool) -> str:
-    """Where watts or joules came from: a sensor's name, "estimate" or "none".
-
-    Args:
-        source: all that an agent or a controller sends which knows no names.
-        name: empty in what it sends.
-    """
-    if is_estimate:
-        return _ESTIMATE
-    if name:
-        return name[:_LONGEST_SOURCE]
-    if source == types_pb2.POWER_SOURCE_UNSPECIFIED:
-        return "none"
-    try:
-        return types_pb2.PowerSource.Name(source).removeprefix("POWER_SOURCE_").lower()
-    except ValueError:  # a newer sender's
-        return "none"
-
-
-def _source_number(name: str) -> types_pb2.PowerSource.ValueType:
-    """The value for receivers that know no names; SENSOR for a sensor without one."""
-    try:
-        return types_pb2.PowerSource.Value(f"POWER_SOURCE_{name.upper()}")
-    except ValueError:
-        return types_pb2.POWER_SOURCE_SENSOR
 
 
 def _power_profile(message: fleet_pb2.StaticAttributes) -> PowerProfile | None:
@@ -192,54 +171,22 @@ HEALTH = Codec(
         Codec(
             SensorState,
             fleet_pb2.SensorState,
-            checks={"name": lambda name: name[:_LONGEST_SOURCE]},
+            checks={"name": lambda name: name[:LONGEST_SOURCE]},
         )
     ],
     read_with={
-        "power_source": lambda sample: _source_name(
+        "power_source": lambda sample: source_name(
             sample.power_source, sample.power_source_name, sample.is_power_estimate
         )
     },
     write_with={
-        "power_source": lambda health: _source_number(health.power_source),
+        "power_source": lambda health: source_number(health.power_source),
         "power_source_name": attrgetter("power_source"),
-        "is_power_estimate": lambda health: health.power_source == _ESTIMATE,
+        "is_power_estimate": lambda health: health.power_source == ESTIMATE,
     },
 )
 
-ORDER_UPDATE = Codec(
-    OrderUpdate,
-    fleet_pb2.OrderUpdate,
-    unknown=[OrderPhase.RUNNING],
-    checks={"progress_ratio": lambda ratio: ratio if 0.0 <= ratio <= 1.0 else None},
-)
-
-USAGE = Codec(
-    Usage,
-    types_pb2.Usage,
-    read_with={
-        "energy_source": lambda usage: _source_name(
-            usage.energy_source, usage.energy_source_name, usage.is_energy_estimate
-        ),
-        "cached_prompt_tokens": lambda usage: min(
-            max(usage.cached_prompt_tokens, 0), usage.prompt_tokens
-        ),
-    },
-    write_with={
-        "energy_source": lambda usage: _source_number(usage.energy_source),
-        "energy_source_name": attrgetter("energy_source"),
-        "is_energy_estimate": lambda usage: usage.energy_source == _ESTIMATE,
-    },
-)
-
-FINISH_REASONS = enum_to_wire(FinishReason, types_pb2.FinishReason.DESCRIPTOR)
-
-_FAILURES: Final[dict[int, FailureKind]] = {
-    number: kind
-    for kind, number in enum_to_wire(FailureKind, fleet_pb2.WorkFailureKind.DESCRIPTOR).items()
-}
-
-
+_FAILURES: Final[dict[int, FailureKind]] = {number: kind for kind, number in FAILURES.items()}
 _REASONS = {number: reason for reason, number in FINISH_REASONS.items()}
 
 
@@ -260,7 +207,6 @@ COMPLETION = Codec(
 )
 """An unknown reason counts as a failure."""
 
-_SAMPLING = Codec(Sampling, types_pb2.SamplingParameters)
 _TURN = Codec(ChatMessage, types_pb2.ChatMessage)
 _MODEL_ORDER = Codec(ManageModel, fleet_pb2.ModelOrder, by_hand=["order_id"])
 _CALIBRATE_ORDER = Codec(MeasureSpeed, fleet_pb2.CalibrateOrder, by_hand=["order_id"])
@@ -314,9 +260,9 @@ def work_order(
         request_id=request.request_id,
         attempt=attempt,
         model=model,
-        sampling=_SAMPLING.write(request.sampling),
+        sampling=SAMPLING.write(request.sampling),
         time_limit_seconds=time_limit_seconds,
-        response_format=_response_format(request.response_format),
+        response_format=response_format_to_proto(request.response_format),
         session_id=request.session_id,
     )
     if isinstance(request.prompt, str):
@@ -324,14 +270,3 @@ def work_order(
     else:
         order.chat.messages.extend(map(_TURN.write, request.prompt))
     return order
-
-
-def _response_format(given: ResponseFormat | None) -> types_pb2.ResponseFormat | None:
-    """What an answer must look like; None for free text."""
-    if given is None:
-        return None
-    if given.kind is FormatKind.JSON_OBJECT:
-        return types_pb2.ResponseFormat(json_object=True)
-    if given.kind is FormatKind.JSON_SCHEMA:
-        return types_pb2.ResponseFormat(json_schema=given.text)
-    return types_pb2.ResponseFormat(grammar=given.text)

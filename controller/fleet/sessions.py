@@ -16,7 +16,6 @@ from controller.domain.request import InferenceRequest
 from controller.fleet.convert import (
     COMPLETION,
     HEALTH,
-    ORDER_UPDATE,
     BadReportError,
     hello_from_proto,
     models_from_proto,
@@ -37,6 +36,7 @@ from controller.profiler.events import (
 )
 from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
 from controller.profiler.state import ProfilerState
+from pointsman.convert import ORDER_UPDATE
 from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()

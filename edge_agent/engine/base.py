@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_agent.errors import EngineFailure
+from pointsman.values import FormatKind as FormatKind
+from pointsman.values import ResponseFormat as ResponseFormat
+from pointsman.values import Sampling as Sampling
 
 
 class PrefixReuse(enum.Enum):
@@ -115,42 +118,6 @@ class Message:
 
     role: str
     content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How an answer is sampled; the fields mean what `SamplingParameters` in types.proto says."""
-
-    max_tokens: int = 256
-    temperature: float = 0.7
-    top_p: float = 0.95
-    top_k: int = 40
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-class FormatKind(enum.Enum):
-    """What a `ResponseFormat` constrains an answer with."""
-
-    JSON_OBJECT = "json_object"
-    JSON_SCHEMA = "json_schema"
-    GRAMMAR = "grammar"
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseFormat:
-    """A constraint on the text itself, kept token by token.
-
-    An answer that ends with STOP for its own end keeps the format; one that ends with LENGTH, or
-    at a stop string, is the beginning of a text that would.
-
-    Attributes:
-        text: a JSON Schema as JSON text, or a grammar in llama.cpp's GBNF with a rule named
-            root; "" for any JSON object.
-    """
-
-    kind: FormatKind
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

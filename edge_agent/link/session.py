@@ -19,12 +19,12 @@ from edge_agent.link.convert import (
     completion_to_proto,
     model_order_from_proto,
     order_from_proto,
-    order_update_to_proto,
 )
 from edge_agent.link.outbox import Outbox
 from edge_agent.serving.completion import Completion
 from edge_agent.serving.orders import OrderDesk, OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk
+from pointsman.convert import ORDER_UPDATE
 from pointsman.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = structlog.get_logger()
@@ -133,7 +133,7 @@ class LinkSession:
 
     def order_updated(self, update: OrderUpdate) -> None:
         """An order goes on, of which only the latest word is sent, or has ended, which is kept."""
-        message = order_update_to_proto(update)
+        message = ORDER_UPDATE.write(update)
         if update.is_last:
             self._order_updates.pop(update.order_id, None)
             self._keep(fleet_pb2.ConnectRequest(order_update=message))

@@ -1,29 +1,10 @@
 """What one work order cost, as it is told to the controller and shown in the status."""
 
-import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-
-class Outcome(enum.Enum):
-    """How a work order ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-class FailureKind(enum.Enum):
-    """Why it failed; names follow WorkFailureKind in fleet.proto."""
-
-    MODEL_NOT_LOADED = "model_not_loaded"
-    DRAINING = "draining"
-    QUEUE_FULL = "queue_full"
-    INVALID_REQUEST = "invalid_request"
-    CONTEXT_EXCEEDED = "context_exceeded"
-    ENGINE_CRASHED = "engine_crashed"
-    TIME_LIMIT = "time_limit"
-    INTERNAL = "internal"
+from pointsman.values import FailureKind as FailureKind
+from pointsman.values import FinishReason as FinishReason
+from pointsman.values import Usage as Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +12,6 @@ class Completion:
     """The end of one work order.
 
     Attributes:
-        energy_joules: of this request alone; None when there is neither sensor nor power model.
-        energy_source: the sensor's name, or "estimate"; None takes them for an estimate.
-        prefill_joules, decode_joules: the parts that the prompt and the answer took; None with it,
-            or when nobody can tell them apart.
-        cached_prompt_tokens: of the prompt, held from an earlier turn and not read anew.
         total_seconds: from arrival at the node to the end.
         ended_at: monotonic seconds; never leaves this process.
     """
@@ -43,18 +19,9 @@ class Completion:
     request_id: str
     attempt: int
     model: str
-    outcome: Outcome
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    outcome: FinishReason
+    usage: Usage = field(default_factory=Usage)
     total_seconds: float = 0.0
-    energy_joules: float | None = None
-    energy_source: str | None = None
     failure: FailureKind | None = None
     message: str = ""
-    prefill_joules: float | None = None
-    decode_joules: float | None = None
-    cached_prompt_tokens: int = 0
     ended_at: float | None = None

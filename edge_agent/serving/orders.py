@@ -13,6 +13,8 @@ from typing_extensions import assert_never
 
 from edge_agent.errors import AgentError, UnknownModelError
 from edge_agent.serving.models import ModelHost
+from pointsman.values import OrderPhase as OrderPhase
+from pointsman.values import OrderUpdate as OrderUpdate
 
 log = structlog.get_logger()
 
@@ -48,34 +50,6 @@ class ModelOrder:
     model: str
     slots: int | None = None
     context_tokens: int | None = None
-
-
-class OrderPhase(enum.Enum):
-    """Where an order is."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class OrderUpdate:
-    """How an order goes.
-
-    Attributes:
-        message: what is being done, or why it failed, in words.
-        progress_ratio: 0 to 1; None when nobody knows.
-    """
-
-    order_id: str
-    phase: OrderPhase
-    message: str = ""
-    progress_ratio: float | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing more will come."""
-        return self.phase is not OrderPhase.RUNNING
 
 
 class OrderListener(Protocol):

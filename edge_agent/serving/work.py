@@ -5,7 +5,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, Protocol
 
 import structlog
@@ -28,7 +28,7 @@ from edge_agent.errors import EngineError, ModelError
 from edge_agent.sensors.base import ESTIMATE
 from edge_agent.sensors.energy import Charge, Work
 from edge_agent.sensors.power_model import PowerModel
-from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.completion import Completion, FailureKind, FinishReason, Usage
 from edge_agent.serving.hosted import HostedModel
 
 log = structlog.get_logger()
@@ -47,10 +47,16 @@ _REJECTIONS: Final = {
 }
 
 _OUTCOMES: Final = {
-    StopReason.STOP: Outcome.STOP,
-    StopReason.LENGTH: Outcome.LENGTH,
-    StopReason.CANCELLED: Outcome.CANCELLED,
+    StopReason.STOP: FinishReason.STOP,
+    StopReason.LENGTH: FinishReason.LENGTH,
+    StopReason.CANCELLED: FinishReason.CANCELLED,
 }
+
+
+_COUNTED: Final = tuple(
+    field.name for field in fields(Usage) if field.name in {own.name for own in fields(Finished)}
+)
+"""What an engine counts, it says by the name that the controller knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,7 @@ class WorkDesk:
             )
         except asyncio.CancelledError:
             # Whoever cancelled is told so; what was decoded so far is not an answer.
-            completion = self._ended(order, started, Outcome.CANCELLED)
+            completion = self._ended(order, started, FinishReason.CANCELLED)
         except asyncio.TimeoutError:
             completion = self._failed(
                 order,
@@ -279,23 +285,13 @@ class WorkDesk:
         return self._failed(order, started, FailureKind.INTERNAL, "the engine ended without a word")
 
     def _finished(self, order: WorkOrder, started: float, event: Finished) -> Completion:
-        charge = self._charge(order, event)
         return Completion(
             request_id=order.request_id,
             attempt=order.attempt,
             model=order.model,
             outcome=_OUTCOMES[event.reason],
-            prompt_tokens=event.prompt_tokens,
-            completion_tokens=event.completion_tokens,
-            queue_seconds=event.queue_seconds,
-            prefill_seconds=event.prefill_seconds,
-            decode_seconds=event.decode_seconds,
+            usage=_usage(event, self._charge(order, event)),
             total_seconds=time.monotonic() - started,
-            energy_joules=None if charge is None else charge.joules,
-            energy_source=None if charge is None else charge.source,
-            prefill_joules=None if charge is None else charge.prefill_joules,
-            decode_joules=None if charge is None else charge.decode_joules,
-            cached_prompt_tokens=event.cached_prompt_tokens,
         )
 
     def _charge(self, order: WorkOrder, event: Finished) -> Charge | None:
@@ -330,7 +326,7 @@ class WorkDesk:
             self._metered[key] = model.settings.name
         self._meter.engines_busy(Counter(self._metered.values()))
 
-    def _ended(self, order: WorkOrder, started: float, outcome: Outcome) -> Completion:
+    def _ended(self, order: WorkOrder, started: float, outcome: FinishReason) -> Completion:
         return Completion(
             order.request_id,
             order.attempt,
@@ -346,7 +342,7 @@ class WorkDesk:
             order.request_id,
             order.attempt,
             order.model,
-            Outcome.FAILED,
+            FinishReason.FAILED,
             total_seconds=time.monotonic() - started,
             failure=kind,
             message=message,
@@ -355,7 +351,7 @@ class WorkDesk:
     def _close(self, completion: Completion) -> None:
         completion = replace(completion, ended_at=time.monotonic())
         self.recent.appendleft(completion)
-        if completion.outcome is Outcome.FAILED:
+        if completion.outcome is FinishReason.FAILED:
             self.failed_requests += 1
             log.warning(
                 "request.failed",
@@ -365,12 +361,26 @@ class WorkDesk:
             )
         else:
             self.completed_requests += 1
-        self.energy_joules += completion.energy_joules or 0.0
-        self.prefill_joules += completion.prefill_joules or 0.0
-        self.decode_joules += completion.decode_joules or 0.0
-        if completion.energy_source is not None:
-            self.energy_sources.add(completion.energy_source)
+        self.energy_joules += completion.usage.energy_joules or 0.0
+        self.prefill_joules += completion.usage.prefill_joules or 0.0
+        self.decode_joules += completion.usage.decode_joules or 0.0
+        if completion.usage.energy_joules is not None:
+            self.energy_sources.add(completion.usage.energy_source)
         self._listener.completed(completion)
+
+
+def _usage(event: Finished, charge: Charge | None) -> Usage:
+    """What the engine counted, and what the node measured of it."""
+    usage = Usage(**{name: getattr(event, name) for name in _COUNTED})
+    if charge is None:
+        return usage
+    return replace(
+        usage,
+        energy_joules=charge.joules,
+        energy_source=charge.source,
+        prefill_joules=charge.prefill_joules,
+        decode_joules=charge.decode_joules,
+    )
 
 
 def _generation_key(request_id: str, attempt: int) -> str:

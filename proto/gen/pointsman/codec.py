@@ -144,7 +144,7 @@ class _Hint:
         return cls(getattr(annotation, "__supertype__", annotation), is_optional, is_tuple)
 
 
-def enum_to_wire(kind: type[enum.Enum], wire: EnumDescriptor) -> dict[Any, int]:
+def enum_to_wire(kind: type[enum.Enum], wire: EnumDescriptor) -> dict[Any, Any]:
     """The number of each member's value on the wire.
 
     Raises:

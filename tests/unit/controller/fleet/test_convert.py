@@ -12,13 +12,13 @@ from controller.fleet.convert import (
     COMPLETION,
     HEALTH,
     MODEL,
-    USAGE,
     BadReportError,
     hello_from_proto,
     models_from_proto,
     work_order,
 )
 from controller.ids import ModelName, RequestId
+from pointsman.convert import USAGE
 from pointsman.v1 import fleet_pb2, types_pb2
 from tests.fakes.reports import health, hello, reported_model
 

@@ -18,7 +18,7 @@ from edge_agent.sensors.base import Coverage, HostSample
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.completion import Completion, FailureKind, FinishReason, Usage
 from edge_agent.serving.hosted import HostedModel
 from pointsman.v1 import fleet_pb2, types_pb2
 
@@ -49,8 +49,8 @@ def test_order_without_an_input_is_an_empty_prompt_for_the_engine_to_refuse() ->
     assert order_from_proto(fleet_pb2.WorkOrder(request_id="r1")).prompt == ""
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_every_outcome_has_its_number(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", FinishReason)
+def test_every_outcome_has_its_number(outcome: FinishReason) -> None:
     message = completion_to_proto(Completion("r1", 1, "small", outcome))
     assert types_pb2.FinishReason.Name(message.finish_reason) == f"FINISH_REASON_{outcome.name}"
     assert not message.HasField("failure")
@@ -59,7 +59,7 @@ def test_every_outcome_has_its_number(outcome: Outcome) -> None:
 @pytest.mark.parametrize("kind", FailureKind)
 def test_every_kind_of_failure_has_its_number(kind: FailureKind) -> None:
     message = completion_to_proto(
-        Completion("r1", 1, "small", Outcome.FAILED, failure=kind, message="why")
+        Completion("r1", 1, "small", FinishReason.FAILED, failure=kind, message="why")
     )
     name = fleet_pb2.WorkFailureKind.Name(message.failure.kind)
     assert name == f"WORK_FAILURE_KIND_{kind.name}"
@@ -67,10 +67,14 @@ def test_every_kind_of_failure_has_its_number(kind: FailureKind) -> None:
 
 
 def test_unknown_energy_is_absent_and_a_known_one_says_that_it_is_estimated() -> None:
-    unknown = completion_to_proto(Completion("r1", 1, "small", Outcome.STOP)).usage
+    unknown = completion_to_proto(Completion("r1", 1, "small", FinishReason.STOP)).usage
     assert not unknown.HasField("energy_joules")
     assert unknown.energy_source == types_pb2.POWER_SOURCE_NONE
-    known = completion_to_proto(Completion("r1", 1, "m", Outcome.STOP, energy_joules=0.0)).usage
+    known = completion_to_proto(
+        Completion(
+            "r1", 1, "m", FinishReason.STOP, Usage(energy_joules=0.0, energy_source="estimate")
+        )
+    ).usage
     assert known.HasField("energy_joules")
     assert known.energy_source == types_pb2.POWER_SOURCE_ESTIMATE
 
@@ -140,7 +144,7 @@ def test_any_source_is_sent_by_its_own_name(
     assert (sample.power_source_name, sample.power_source) == (source, value)
     assert sample.is_power_estimate == (source == "estimate")
     usage = completion_to_proto(
-        Completion("r1", 1, "m", Outcome.STOP, energy_joules=1.0, energy_source=source)
+        Completion("r1", 1, "m", FinishReason.STOP, Usage(energy_joules=1.0, energy_source=source))
     ).usage
     assert (usage.energy_source_name, usage.energy_source) == (source, value)
     assert usage.is_energy_estimate == (source == "estimate")

@@ -15,7 +15,7 @@ from edge_agent.config import ControllerSettings
 from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
 from edge_agent.link.session import Introduction, LinkSession, check_address
-from edge_agent.serving.completion import Completion, Outcome
+from edge_agent.serving.completion import Completion, FinishReason, Usage
 from edge_agent.serving.orders import OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from pointsman.v1 import fleet_pb2
@@ -105,7 +105,7 @@ async def bench(folder: Path) -> AsyncIterator[Bench]:
 
 
 def completion(name: str = "r1", attempt: int = 1) -> Completion:
-    return Completion(name, attempt, "small", Outcome.STOP, completion_tokens=3)
+    return Completion(name, attempt, "small", FinishReason.STOP, Usage(completion_tokens=3))
 
 
 # -- introduction ----------------------------------------------------------------------------------

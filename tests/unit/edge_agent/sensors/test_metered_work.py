@@ -91,9 +91,9 @@ class Bench:
 async def test_answer_costs_what_the_board_measured_while_it_was_made() -> None:
     bench = Bench()
     (completion,) = await bench.answer()
-    seconds = completion.prefill_seconds + completion.decode_seconds
-    assert completion.energy_joules == pytest.approx(12.0 * seconds, rel=0.01)
-    assert completion.energy_source == "ina3221"
+    seconds = completion.usage.prefill_seconds + completion.usage.decode_seconds
+    assert completion.usage.energy_joules == pytest.approx(12.0 * seconds, rel=0.01)
+    assert completion.usage.energy_source == "ina3221"
     usage = completion_to_proto(completion).usage
     assert usage.energy_source == types_pb2.POWER_SOURCE_INA3221
     totals = bench.sampler.totals()
@@ -114,7 +114,7 @@ async def test_answers_that_overlap_are_charged_once_for_the_same_time() -> None
 async def test_answer_of_a_board_without_a_sensor_is_an_estimate() -> None:
     """Case D11."""
     (completion,) = await Bench(has_sensor=False).answer()
-    assert completion.energy_source == ESTIMATE
+    assert completion.usage.energy_source == ESTIMATE
     usage = completion_to_proto(completion).usage
     assert usage.energy_source == types_pb2.POWER_SOURCE_ESTIMATE
     assert usage.energy_joules > 0
@@ -123,7 +123,7 @@ async def test_answer_of_a_board_without_a_sensor_is_an_estimate() -> None:
 async def test_answer_of_a_remote_engine_is_not_this_boards_energy() -> None:
     bench = Bench(RemoteSettings("http://gpu:8080/v1"))
     (completion,) = await bench.answer()
-    assert (completion.energy_joules, completion.energy_source) == (None, None)
+    assert (completion.usage.energy_joules, completion.usage.energy_source) == (None, "none")
     assert bench.sampler.totals().requests_joules == 0
 
 

@@ -28,7 +28,7 @@ from edge_agent.errors import (
 )
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
-from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.completion import Completion, FailureKind, FinishReason
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.speeds import MeasureEnergy
@@ -217,7 +217,7 @@ async def test_unloading_lets_running_answers_end_and_takes_nothing_new(tmp_path
         await unloading
         await until(lambda: len(made.completions) == 2)
         by_id = {completion.request_id: completion for completion in made.completions}
-        assert by_id["r0"].outcome in (Outcome.STOP, Outcome.LENGTH)
+        assert by_id["r0"].outcome in (FinishReason.STOP, FinishReason.LENGTH)
         assert by_id["late"].failure is FailureKind.MODEL_NOT_LOADED
         assert not made.engines["a"].stats().is_ready
         await asyncio.sleep(0)
@@ -241,7 +241,7 @@ async def test_request_brings_back_an_unloaded_model(tmp_path: Path) -> None:
         assert made["a"].phase is UNLOADED
         made.ask("a")
         await until(lambda: made.completions)
-        assert made.completions[0].outcome is Outcome.LENGTH
+        assert made.completions[0].outcome is FinishReason.LENGTH
         assert made["a"].is_ready
 
 
@@ -258,7 +258,7 @@ async def test_requests_for_two_models_do_not_swap_them_for_ever(tmp_path: Path)
         made.now += 31.0
         made.ask("b")
         await until(lambda: len(made.completions) == 2)
-        assert made.completions[1].outcome is Outcome.LENGTH
+        assert made.completions[1].outcome is FinishReason.LENGTH
         assert made["b"].is_ready
 
 
@@ -321,7 +321,7 @@ async def test_requests_wait_while_a_model_is_measured_anew(tmp_path: Path) -> N
         made.gate.set()
         await measuring
         await until(lambda: made.completions)
-        assert made.completions[0].outcome is Outcome.LENGTH
+        assert made.completions[0].outcome is FinishReason.LENGTH
         assert made["a"].is_ready
 
 

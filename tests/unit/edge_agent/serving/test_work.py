@@ -13,7 +13,7 @@ from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.errors import EngineError, EngineFailure
 from edge_agent.lifecycle import ModelPhase
 from edge_agent.sensors.power_model import PowerModel
-from edge_agent.serving.completion import Completion, FailureKind, Outcome
+from edge_agent.serving.completion import Completion, FailureKind, FinishReason
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from tests.fakes.waiting import until
@@ -127,10 +127,10 @@ async def test_order_streams_its_text_and_ends_with_one_account() -> None:
     async with bench() as made:
         made.desk.accept(order())
         completion = await made.ended()
-        assert completion.outcome is Outcome.STOP
+        assert completion.outcome is FinishReason.STOP
         assert made.text["r1", 1] == fake_answer("Hello there", 7)
-        assert made.tokens["r1", 1] == completion.completion_tokens > 0
-        assert completion.prompt_tokens > 0
+        assert made.tokens["r1", 1] == completion.usage.completion_tokens > 0
+        assert completion.usage.prompt_tokens > 0
         assert made.desk.completed_requests == 1
         assert list(made.desk.recent) == [completion]
         assert made.engine.stats().busy_slots == 0
@@ -147,7 +147,7 @@ async def test_length_limit_is_its_own_outcome() -> None:
     async with bench() as made:
         made.desk.accept(order(sampling=Sampling(max_tokens=3, seed=7)))
         completion = await made.ended()
-        assert (completion.outcome, completion.completion_tokens) == (Outcome.LENGTH, 3)
+        assert (completion.outcome, completion.usage.completion_tokens) == (FinishReason.LENGTH, 3)
 
 
 async def test_energy_is_the_engines_work_at_full_power_and_adds_up() -> None:
@@ -157,9 +157,11 @@ async def test_energy_is_the_engines_work_at_full_power_and_adds_up() -> None:
         made.desk.accept(order("r2"))
         await made.ended(2)
         for completion in made.completions:
-            work = completion.prompt_tokens / 100.0 + completion.completion_tokens / 10.0
-            assert completion.energy_joules == pytest.approx(10.0 * work)
-        total = sum(completion.energy_joules or 0.0 for completion in made.completions)
+            work = (
+                completion.usage.prompt_tokens / 100.0 + completion.usage.completion_tokens / 10.0
+            )
+            assert completion.usage.energy_joules == pytest.approx(10.0 * work)
+        total = sum(completion.usage.energy_joules or 0.0 for completion in made.completions)
         assert made.desk.energy_joules == pytest.approx(total)
         assert total == pytest.approx(10.0 * made.engine.stats().busy_seconds_total)
 
@@ -167,7 +169,7 @@ async def test_energy_is_the_engines_work_at_full_power_and_adds_up() -> None:
 async def test_energy_is_unknown_without_a_power_model_and_never_zero() -> None:
     async with bench(power=None) as made:
         made.desk.accept(order())
-        assert (await made.ended()).energy_joules is None
+        assert (await made.ended()).usage.energy_joules is None
 
 
 # -- repeats ---------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ async def test_controller_that_comes_anew_may_count_its_attempts_anew() -> None:
         made.desk.cancel_all()
         made.completions.clear()
         made.desk.accept(order())
-        assert (await made.ended()).outcome is Outcome.STOP
+        assert (await made.ended()).outcome is FinishReason.STOP
 
 
 # -- cancellation ----------------------------------------------------------------------------------
@@ -217,9 +219,9 @@ async def test_cancelled_order_ends_soon_and_tells_what_it_cost() -> None:
         await until(lambda: made.tokens.get(("r1", 1), 0) > 0)
         made.desk.cancel("r1", 1)
         completion = await made.ended()
-        assert completion.outcome is Outcome.CANCELLED
-        assert completion.completion_tokens > 0
-        assert completion.energy_joules is not None
+        assert completion.outcome is FinishReason.CANCELLED
+        assert completion.usage.completion_tokens > 0
+        assert completion.usage.energy_joules is not None
         assert made.engine.stats().busy_slots == 0
 
 
@@ -234,7 +236,7 @@ async def test_order_cancelled_at_any_moment_has_exactly_one_ending(turns: int) 
         made.desk.cancel("r1", 1)
         made.desk.cancel("r1", 1)
         completion = await made.ended()
-        assert completion.outcome is Outcome.CANCELLED
+        assert completion.outcome is FinishReason.CANCELLED
         made.desk.cancel("r1", 1)
         stats = made.engine.stats()
         assert (stats.busy_slots, stats.queued_requests) == (0, 0)
@@ -250,7 +252,7 @@ async def test_order_that_waits_for_a_slot_can_be_cancelled() -> None:
         await until(lambda: len(made.completions) == 1)
         assert made.completions[0].request_id == "waits"
         made.gate.open()
-        assert (await made.ended(2)).outcome is Outcome.STOP
+        assert (await made.ended(2)).outcome is FinishReason.STOP
 
 
 async def test_cancel_of_another_attempt_or_an_unknown_order_changes_nothing() -> None:
@@ -258,7 +260,7 @@ async def test_cancel_of_another_attempt_or_an_unknown_order_changes_nothing() -
         made.desk.cancel("unknown", 1)
         made.desk.accept(order(attempt=2))
         made.desk.cancel("r1", 1)
-        assert (await made.ended()).outcome is Outcome.STOP
+        assert (await made.ended()).outcome is FinishReason.STOP
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ async def test_crash_fails_what_runs_and_what_comes_until_the_engine_is_back() -
         made.engine.recover()
         made.gate.open()
         made.desk.accept(order("r3"))
-        assert (await made.ended(3)).outcome is Outcome.STOP
+        assert (await made.ended(3)).outcome is FinishReason.STOP
 
 
 @pytest.mark.parametrize(
@@ -307,7 +309,7 @@ async def test_order_that_cannot_be_answered_says_why(
     async with bench() as made:
         made.desk.accept(order(**changes))
         completion = await made.ended()
-        assert (completion.outcome, completion.failure) == (Outcome.FAILED, kind)
+        assert (completion.outcome, completion.failure) == (FinishReason.FAILED, kind)
         assert completion.message
 
 
@@ -364,10 +366,10 @@ async def test_drained_desk_refuses_what_is_new_and_finishes_what_it_has() -> No
         assert made.completions[0].failure is FailureKind.DRAINING
         made.gate.open()
         completion = await made.ended(2)
-        assert (completion.request_id, completion.outcome) == ("old", Outcome.STOP)
+        assert (completion.request_id, completion.outcome) == ("old", FinishReason.STOP)
         made.desk.is_draining = False
         made.desk.accept(order("newer"))
-        assert (await made.ended(3)).outcome is Outcome.STOP
+        assert (await made.ended(3)).outcome is FinishReason.STOP
 
 
 async def test_stopping_desk_lets_running_orders_end() -> None:
@@ -379,7 +381,7 @@ async def test_stopping_desk_lets_running_orders_end() -> None:
         await asyncio.sleep(0)
         made.gate.open()
         await draining
-        assert made.completions[0].outcome is Outcome.STOP
+        assert made.completions[0].outcome is FinishReason.STOP
 
 
 async def test_stopping_desk_cuts_off_what_outlasts_its_time() -> None:
@@ -388,7 +390,7 @@ async def test_stopping_desk_cuts_off_what_outlasts_its_time() -> None:
         made.desk.accept(order())
         await until(lambda: made.engine.stats().busy_slots == 1)
         await made.desk.drain(0.0)
-        assert (await made.ended()).outcome is Outcome.CANCELLED
+        assert (await made.ended()).outcome is FinishReason.CANCELLED
 
 
 async def test_stopping_desk_is_not_talked_into_taking_work_again() -> None:
