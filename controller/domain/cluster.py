@@ -63,7 +63,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfile:
-    """Watts of the whole node; link power is extra while sending and receiving."""
+    """Watts of the whole node; link power is extra while it transmits or receives."""
 
     idle_watts: float
     max_watts: float
@@ -74,11 +74,11 @@ class PowerProfile:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """Between controller and node; `bits per second` of goodput."""
+    """Between controller and node; goodput as the node receives and transmits."""
 
     round_trip_seconds: float
-    up_bits_per_second: float
-    down_bits_per_second: float
+    receive_bits_per_second: float
+    transmit_bits_per_second: float
 
 
 @dataclass(frozen=True, slots=True)

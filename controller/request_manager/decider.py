@@ -247,6 +247,7 @@ class Decider:
                 self._predictor,
                 self._fitted,
                 self._memory,
+                self._settings.marginal_energy,
             )
         )
         chosen = await self._ask(policy, formulated.batch.problem, rng)
@@ -350,10 +351,16 @@ def _formulate(
     predictor: QualityPredictor | None,
     fitted: FittedPredictor | None,
     memory: DecisionMemory,
+    marginal_energy: bool,
 ) -> _Formulated:
     estimates = estimate(requests, snapshot, predictor, fitted, memory)
     batch = estimates.formulated(
-        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation), memory
+        requests,
+        snapshot,
+        choice.weights.as_tuple(),
+        Normalisation(choice.normalisation),
+        memory,
+        marginal_energy_only=marginal_energy,
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):

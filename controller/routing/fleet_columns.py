@@ -38,7 +38,7 @@ class FleetColumns:
         model_key: int64[D]; `name_key` of each model.
         characters_per_token, context_tokens, extra_prompt_tokens, mean_quality_ratio, slots,
         parameters_billions, prefill_rate, decode_rate, saturated_decode_rate, utilisation_ratio,
-        prefill_joules_per_token, decode_joules_per_token, prompt_usd_per_token,
+        load_watts, prefill_joules_per_token, decode_joules_per_token, prompt_usd_per_token,
         completion_usd_per_token, request_usd: float64[D]; NaN is unknown.
         has_chat_template, refuses_raw_prompts, supports_response_format: bool[D].
     """
@@ -60,6 +60,7 @@ class FleetColumns:
     decode_rate: FloatArray
     saturated_decode_rate: FloatArray
     utilisation_ratio: FloatArray
+    load_watts: FloatArray
     prefill_joules_per_token: FloatArray
     decode_joules_per_token: FloatArray
     prompt_usd_per_token: FloatArray
@@ -149,6 +150,7 @@ _NUMBERS: Final = (
     "decode_rate",
     "saturated_decode_rate",
     "utilisation_ratio",
+    "load_watts",
     "prefill_joules_per_token",
     "decode_joules_per_token",
     "prompt_usd_per_token",
@@ -173,6 +175,7 @@ def _row(destination: Destination) -> tuple[float, ...]:
         speeds.decode_rate,
         speeds.saturated_decode_rate,
         speeds.utilisation_ratio,
+        math.nan if speeds.load_watts is None else speeds.load_watts,
         math.nan if prefill is None else prefill,
         math.nan if decode is None else decode,
         price.prompt_usd_per_token,

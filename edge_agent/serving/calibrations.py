@@ -24,6 +24,8 @@ class Speeds:
         load_watts: of the whole node while all slots decoded; None without a sensor.
         prefill_joules_per_token: above idle; None without a sensor.
         decode_joules_per_token: above idle, with all slots busy; None without a sensor.
+        utilisation_ratio: busy share of the node's processors while it was measured; None when
+            nobody looked.
     """
 
     prefill_rate: float
@@ -35,6 +37,7 @@ class Speeds:
     load_watts: float | None = None
     prefill_joules_per_token: float | None = None
     decode_joules_per_token: float | None = None
+    utilisation_ratio: float | None = None
 
 
 class KeptCalibrations:

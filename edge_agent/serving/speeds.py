@@ -11,7 +11,7 @@ from edge_agent.serving.calibrations import KeptCalibrations, Speeds
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.token_energy import TokenEnergy
 
-_CALIBRATION_METHOD: Final = 2
+_CALIBRATION_METHOD: Final = 3
 """Raised when speeds are measured in another way, so that kept ones are measured anew."""
 
 _MEASURING_SECONDS: Final = 300.0
