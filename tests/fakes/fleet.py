@@ -206,7 +206,7 @@ async def running_fleet(
     stop = asyncio.Event()
     ready: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(settings, stop, ready.set_result))
-    await asyncio.wait([task, ready], timeout=100, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([task, ready], timeout=250, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         await task
     listening = ready.result()
