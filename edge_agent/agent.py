@@ -231,7 +231,9 @@ def _model_status(model: HostedModel) -> ModelStatus:
         power_mode=speeds.power_mode or None if speeds else None,
         prefill_joules_per_token=speeds.prefill_joules_per_token if speeds else None,
         decode_joules_per_token=speeds.decode_joules_per_token if speeds else None,
-        prefill_tokens_per_second=speeds.prefill_rate if speeds else None,
-        decode_tokens_per_second=speeds.decode_rate if speeds else None,
-        saturated_decode_tokens_per_second=speeds.saturated_decode_rate if speeds else None,
+        prefill_tokens_per_second=speeds.prefill_tokens_per_second if speeds else None,
+        decode_tokens_per_second=speeds.decode_tokens_per_second if speeds else None,
+        saturated_decode_tokens_per_second=speeds.saturated_decode_tokens_per_second
+        if speeds
+        else None,
     )

@@ -39,9 +39,9 @@ class Calibration:
     """Measured speeds of one model on one node, tokens per second; all above 0.
 
     Attributes:
-        prefill_rate: F_P.
-        decode_rate: F_1, one sequence alone.
-        saturated_decode_rate: F_B, all slots together; at least F_1.
+        prefill_tokens_per_second: F_P.
+        decode_tokens_per_second: F_1, one sequence alone.
+        saturated_decode_tokens_per_second: F_B, all slots together; at least F_1.
         utilisation_ratio: u, share of the node's power range in use under load, 0 to 1.
         measured_slots: sequences that decoded at once for F_B; 0 means as many as there are slots.
         load_watts: of the whole node meanwhile; None when not measured.
@@ -49,9 +49,9 @@ class Calibration:
         prefill_joules_per_token, decode_joules_per_token: above idle; None when not measured.
     """
 
-    prefill_rate: float
-    decode_rate: float
-    saturated_decode_rate: float
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    saturated_decode_tokens_per_second: float
     utilisation_ratio: float = 1.0
     measured_slots: int = 0
     load_watts: float | None = None

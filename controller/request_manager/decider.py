@@ -466,7 +466,9 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         network_seconds=float(problem.network_seconds[r, d]),
         predicted_output_tokens=float(batch.output_tokens[r, d]),
         predicted_prompt_tokens=float(batch.read_tokens[r, d]),
-        prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
+        prefill_seconds=float(
+            batch.read_tokens[r, d] / destination.calibration.prefill_tokens_per_second
+        ),
         refusals=refusals,
         latency_source=estimates.latency_source(r, d),
         quality_count=estimates.quality_count(r, d, destination.quality_count),

@@ -45,7 +45,7 @@ class EngineModel:
     """One destination's engine.
 
     Attributes:
-        prefill_rate: prompt tokens a second.
+        prefill_tokens_per_second: prompt tokens a second.
         step_fixed, step_each: seconds of a decoding step, and of each sequence in it.
         slots: sequences that are read or written at once.
         utilisation: of the node's processor, while it is busy.
@@ -55,7 +55,7 @@ class EngineModel:
         written: steps, which all its sequences share.
     """
 
-    prefill_rate: float
+    prefill_tokens_per_second: float
     step_fixed: float
     step_each: float
     slots: int
@@ -91,12 +91,12 @@ class EngineModel:
     def rates(self) -> tuple[float, float]:
         """Prompt tokens and steps a second, with the machine to itself."""
         if not self.writing:
-            return self.prefill_rate, 0.0
+            return self.prefill_tokens_per_second, 0.0
         step = self.step_fixed + self.step_each * len(self.writing)
         if not self.reading:
             return 0.0, 1.0 / step
         both = CHUNK_SECONDS + step
-        return self.prefill_rate * CHUNK_SECONDS / both, 1.0 / both
+        return self.prefill_tokens_per_second * CHUNK_SECONDS / both, 1.0 / both
 
     def next_event(self) -> float:
         """Seconds until a prompt has been read or an answer ends, with the machine to itself."""
@@ -135,7 +135,9 @@ def engine_of(destination: Destination) -> EngineModel:
     """A destination's engine, with nothing to do."""
     slots, speeds = max(destination.slots, 1), destination.calibration
     fixed, each = decode_step(speeds, slots)
-    return EngineModel(speeds.prefill_rate, fixed, each, slots, speeds.utilisation_ratio)
+    return EngineModel(
+        speeds.prefill_tokens_per_second, fixed, each, slots, speeds.utilisation_ratio
+    )
 
 
 def slots_alone(slots: int) -> EngineModel:

@@ -167,9 +167,9 @@ def formulate(
     most_tokens = np.maximum(1.0, columns.context_tokens - prompt_tokens)
     written_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
-    read_seconds = read_tokens / columns.prefill_rate
-    latency = read_seconds + written_tokens / columns.decode_rate
-    work = read_seconds + written_tokens / columns.saturated_decode_rate
+    read_seconds = read_tokens / columns.prefill_tokens_per_second
+    latency = read_seconds + written_tokens / columns.decode_tokens_per_second
+    work = read_seconds + written_tokens / columns.saturated_decode_tokens_per_second
     if inference_seconds is not None:
         told = np.where(np.isnan(inference_seconds), latency, inference_seconds)
         scale = _prediction("inference_seconds", told, shape) / latency

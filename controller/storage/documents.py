@@ -5,7 +5,7 @@ documents that lack it, and a document that does not fit is an error, never a ha
 """
 
 from dataclasses import fields, replace
-from typing import Final
+from typing import Any, Final
 
 import pydantic_core
 from pydantic import TypeAdapter
@@ -16,6 +16,13 @@ from controller.domain.node_report import NodeHello
 from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request_record import RequestRecord
 from controller.storage.base import FinishedRow
+
+_EARLIER_NAMES: Final = {
+    "prefill_rate": "prefill_tokens_per_second",
+    "decode_rate": "decode_tokens_per_second",
+    "saturated_decode_rate": "saturated_decode_tokens_per_second",
+}
+"""Of fields in documents that an earlier version wrote."""
 
 KEPT_OTHERS: Final = 8
 """Destinations beside the chosen one that a kept explanation names."""
@@ -30,6 +37,32 @@ _OF_ACCOUNT: Final = (
     *("window_seconds", "first_token_seconds", "total_seconds"),
     *("predicted_finish_seconds", "measured_finish_seconds", "cost_usd"),
 )
+
+
+def kept_hello(document: str) -> NodeHello:
+    """How a node introduced itself.
+
+    Raises:
+        ValueError: the document does not fit.
+    """
+    return HELLO.validate_python(_renamed(pydantic_core.from_json(document)))
+
+
+def kept_calibration(document: str) -> KnownCalibration:
+    """A calibration as it was remembered.
+
+    Raises:
+        ValueError: the document does not fit.
+    """
+    return CALIBRATION.validate_python(_renamed(pydantic_core.from_json(document)))
+
+
+def _renamed(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_renamed(item) for item in found]
+    if isinstance(found, dict):
+        return {_EARLIER_NAMES.get(key, key): _renamed(value) for key, value in found.items()}
+    return found
 
 
 def record_document(record: RequestRecord, keep_prompt: bool) -> bytes:

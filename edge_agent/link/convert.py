@@ -37,11 +37,6 @@ _ACTIONS: Final = {
 _CALIBRATION: Final = Codec(
     Speeds,
     fleet_pb2.Calibration,
-    renamed={
-        "prefill_rate": "prefill_tokens_per_second",
-        "decode_rate": "decode_tokens_per_second",
-        "saturated_decode_rate": "saturated_decode_tokens_per_second",
-    },
 )
 _TURN: Final = Codec(Message, types_pb2.ChatMessage)
 _MODEL_ORDER: Final = Codec(

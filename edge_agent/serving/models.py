@@ -395,9 +395,11 @@ class ModelHost:
         log.info(
             "model.loaded",
             model=model.settings.name,
-            decode_rate=round(model.speeds.decode_rate, 1),
-            saturated_decode_rate=round(model.speeds.saturated_decode_rate, 1),
-            prefill_rate=round(model.speeds.prefill_rate, 1),
+            decode_tokens_per_second=round(model.speeds.decode_tokens_per_second, 1),
+            saturated_decode_tokens_per_second=round(
+                model.speeds.saturated_decode_tokens_per_second, 1
+            ),
+            prefill_tokens_per_second=round(model.speeds.prefill_tokens_per_second, 1),
         )
         self._tell()
 

@@ -181,9 +181,9 @@ def _sample_destination(
         slots=machine.slots if batched else 1,
         has_chat_template=True,
         calibration=Calibration(
-            prefill_rate=decode * machine.prefill_gain,
-            decode_rate=decode,
-            saturated_decode_rate=decode * max(1.0, gain),
+            prefill_tokens_per_second=decode * machine.prefill_gain,
+            decode_tokens_per_second=decode,
+            saturated_decode_tokens_per_second=decode * max(1.0, gain),
             utilisation_ratio=float(rng.uniform(0.75, 0.95)),
         ),
         price=TokenPrice(

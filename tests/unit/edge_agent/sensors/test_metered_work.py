@@ -56,7 +56,7 @@ class Bench:
             EngineSettings(Path("/nowhere.gguf"), context_tokens=500, slots=2),
             sleep=self.sleep,
             clock=lambda: self.now,
-            speeds=FakeSpeeds(prefill_rate=100.0, decode_rate=10.0),
+            speeds=FakeSpeeds(prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0),
         )
         self.hosted = HostedModel(
             ModelSettings("small", remote=remote), ModelPhase.READY, engine=self.engine
