@@ -96,6 +96,11 @@ class EngineFailure(enum.Enum):
     STALLED = "stalled"
     CRASHED = "crashed"
 
+    @property
+    def is_want_of_memory(self) -> bool:
+        """Whether trying the same again at once would only take memory from others again."""
+        return self in (EngineFailure.OUT_OF_MEMORY, EngineFailure.GPU_MEMORY_FRAGMENTED)
+
 
 class EngineError(AgentError):
     """A model's child process failed.

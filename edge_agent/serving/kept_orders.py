@@ -10,8 +10,8 @@ import structlog
 
 from edge_agent.config import ModelSettings
 from edge_agent.engine.registry import ENGINES, SpecOf
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.hosted import HostedModel, new_hosted
+from edge_agent.serving.lifecycle import ModelLife
 
 log = structlog.get_logger()
 
@@ -80,13 +80,8 @@ def _restored(
 
 
 def _ordered(entry: ModelSettings, order: KeptOrder, engines: Sequence[SpecOf]) -> HostedModel:
-    return HostedModel(
-        replace(entry, slots=order.slots, context_tokens=order.context_tokens),
-        phase=ModelPhase.LOADING if order.is_wanted else ModelPhase.UNLOADED,
-        is_wanted=order.is_wanted,
-        is_pinned=order.is_pinned,
-        engines=engines,
-    )
+    settings = replace(entry, slots=order.slots, context_tokens=order.context_tokens)
+    return HostedModel(ModelLife(settings, order.is_wanted, order.is_pinned), engines)
 
 
 def _digest(entry: ModelSettings) -> str:

@@ -1,64 +1,97 @@
-"""The models of this node: from a name in the settings or an order to a loaded, measured engine."""
+"""The models of this node: carries out what each one's life asks for, and brings orders to it."""
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
+from typing_extensions import assert_never
 
 from edge_agent.config import ModelSettings, Settings
-from edge_agent.engine.base import InferenceEngine
-from edge_agent.engine.llama.failures import is_want_of_memory
 from edge_agent.engine.registry import ENGINES, SpecOf, check_limits, run_alike
 from edge_agent.engine.spec import FetchModel
 from edge_agent.errors import (
     AgentError,
     EngineError,
+    MemoryBudgetError,
     ModelBusyError,
     ModelError,
     UnknownModelError,
 )
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import KeptCalibrations
 from edge_agent.serving.hosted import HostedModel, new_hosted
 from edge_agent.serving.kept_orders import KeptOrder, KeptOrders, models_at_start, order_of
-from edge_agent.serving.loading import ModelLoader
-from edge_agent.serving.residency import budget_of
+from edge_agent.serving.lifecycle import (
+    MEASURING,
+    Ailing,
+    Ask,
+    Broke,
+    Closed,
+    CloseEngine,
+    Draining,
+    Edit,
+    Effect,
+    EngineLoaded,
+    Event,
+    Load,
+    LoadEnded,
+    Loading,
+    Look,
+    Measure,
+    Measured,
+    MeasureEnded,
+    MeasureSpeed,
+    Measuring,
+    ModelLife,
+    Pin,
+    Prepare,
+    Prepared,
+    Preparing,
+    Ready,
+    Recall,
+    Recalled,
+    Reported,
+    Started,
+    StartEngine,
+    Tell,
+    Unload,
+    Unloaded,
+)
+from edge_agent.serving.residency import NoRoom, Resident, budget_of, make_room
 from edge_agent.serving.speeds import Calibrate, MeasureEnergy, SpeedMeter
-from edge_agent.serving.unloading import Unloader
 
 log = structlog.get_logger()
-
-_RETRY_SECONDS: Final = (5.0, 15.0, 60.0)
-"""Waits before a model that could not be loaded is tried again; the last one repeats."""
-
-_MEMORY_RETRY_SECONDS: Final = 30.0
-"""The least of those waits after a want of memory, which ends by others' giving some back (P13)."""
 
 _LOOK_SECONDS: Final = 0.25
 _QUIET_SECONDS: Final = 60.0
 """How long a measurement waits for running answers to end."""
 _LEAST_RESIDENCE_SECONDS: Final = 30.0
-"""A request pushes out no model used within this time, or two would swap for ever (R10)."""
+"""A request pushes out no model used within this time, or two would swap for ever."""
 _PREPARED_AT_ONCE: Final = 2
+_CLOSE_SECONDS: Final = 10.0
+
+Waiters = defaultdict[str, "list[asyncio.Future[None]]"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # a traceback in the log need not show all models
 class ModelHost:
     """Loads models one after the other, keeps them loaded, and gives their memory back.
 
-    Loading and unloading happen one at a time, since two loads at once would fight for memory and
-    disk. Whatever is loaded fits the memory budget together. Belongs to the event loop.
+    What becomes of a model is decided by `lifecycle.step` alone. Loading and measuring take turns,
+    since two at once would fight for memory and disk. Whatever is loaded fits the memory budget
+    together. Belongs to the event loop.
 
     Attributes:
+        fetch: finds the files of models.
         on_change: called after each change of what the controller is told.
         engines: kinds of engine that models can have.
         available_bytes: memory for models when nothing else limits it; see `MemorySettings`.
         total_bytes: of the machine.
         measure_energy: joules of a token on a loaded local engine; None where nothing can tell.
-        power_mode: the board's mode now; speeds are measured anew for each.
+        power_mode: the board's mode now; speeds are measured for each.
         clock: monotonic seconds.
     """
 
@@ -75,15 +108,15 @@ class ModelHost:
     models: dict[str, HostedModel] = field(init=False)
     _orders: KeptOrders = field(init=False)
     _speeds: SpeedMeter = field(init=False)
-    _loader: ModelLoader = field(init=False)
-    _unloader: Unloader = field(init=False)
-    _changing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _work: "dict[str, asyncio.Task[None]]" = field(init=False, default_factory=dict)
+    _remeasuring: "dict[str, asyncio.Task[None]]" = field(init=False, default_factory=dict)
     _preparing: asyncio.Semaphore = field(
         init=False, default_factory=lambda: asyncio.Semaphore(_PREPARED_AT_ONCE)
     )
-    _loading: "dict[str, asyncio.Task[None]]" = field(init=False, default_factory=dict)
-    _remeasuring: "asyncio.Task[None] | None" = field(init=False, default=None)
-    _unloading: "asyncio.Task[None] | None" = field(init=False, default=None)
+    _turn: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _whose_turn: str | None = field(init=False, default=None)
+    _loads: Waiters = field(init=False, default_factory=lambda: defaultdict(list))
+    _measures: Waiters = field(init=False, default_factory=lambda: defaultdict(list))
     _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -96,64 +129,39 @@ class ModelHost:
             self.measure_energy,
             self.power_mode,
         )
-        self._loader = ModelLoader(self._speeds)
-        self._unloader = Unloader(
-            self.models,
-            lambda: self.budget_bytes,
-            lambda: self.settings.memory.drain_seconds,
-            self._say,
-            self.clock,
-        )
 
     # -- what goes on by itself -------------------------------------------------------------------
 
     async def run(self) -> None:
         """Load what is wanted, then watch over the engines, until cancelled."""
         while True:
-            now = self.clock()
-            for name, model in list(self.models.items()):
-                if model.engine is not None:
-                    self._follow(model, model.engine, now)
-                elif model.is_wanted and name not in self._loading and now >= model.retry_at:
-                    self._start_loading(model, None)
+            for model in list(self.models.values()):
+                if not isinstance(model.life.stage, Preparing | Loading | Measuring | Draining):
+                    self._look(model)
             await asyncio.sleep(_LOOK_SECONDS)
 
+    def _look(self, model: HostedModel) -> None:
+        engine = model.engine
+        self._post(
+            model,
+            Look(
+                self.settings.memory.idle_seconds,
+                None if engine is None else engine.stats(),
+                self._speeds.hold_now(model),
+            ),
+        )
+
     async def close(self) -> None:
-        """Unload everything."""
-        background = (self._remeasuring, self._unloading)
-        tasks = [*self._loading.values(), *(task for task in background if task is not None)]
+        """Stop all work and close every engine."""
+        tasks = [*self._work.values(), *self._remeasuring.values()]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=10.0)
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
         for model in self.models.values():
-            if model.engine is not None:
-                await model.engine.close()
-                model.engine = None
-
-    def _follow(self, model: HostedModel, engine: InferenceEngine, now: float) -> None:
-        """Show what became of a loaded engine; it restarts its own child."""
-        if model.phase is ModelPhase.UNLOADED or model.is_measuring:
-            return  # whoever does that tells how it goes
-        stats = engine.stats()
-        if stats.busy_slots + stats.queued_requests:
-            model.last_used_at = now
-        model.reserved_bytes = max(model.reserved_bytes, stats.resident_bytes or 0)
-        model.failure = stats.failure
-        phase = ModelPhase.READY if stats.is_ready else ModelPhase.FAILED
-        template = model.loaded.template_issue if model.loaded else None
-        issue = stats.issue or template or ""
-        if (phase, issue) != (model.phase, model.issue):
-            model.phase, model.issue = phase, issue
-            self._tell()
-        idle_seconds = self.settings.memory.idle_seconds
-        if idle_seconds and not model.is_pinned and now - model.last_used_at >= idle_seconds:
-            if self._unloading is None:
-                self._unloading = asyncio.create_task(self._unload_idle(model), name="unload-idle")
-                self._unloading.add_done_callback(self._unloaded)
-        elif self._is_to_be_remeasured(model) and self._remeasuring is None:
-            self._remeasuring = asyncio.create_task(self._remeasure(model), name="remeasure")
-            self._remeasuring.add_done_callback(self._remeasured)
+            if model.made is not None:
+                await model.made.close()
+                model.made = None
 
     # -- what somebody asks for -------------------------------------------------------------------
 
@@ -174,39 +182,25 @@ class ModelHost:
             ModelError, EngineError: it could not be had; what was loaded before still is, unless
                 it had to make room.
         """
-        model = self.models.get(name)
-        is_new = model is None
-        if model is None:
-            model = HostedModel(
-                ModelSettings(name), ModelPhase.UNLOADED, is_wanted=False, engines=self.engines
-            )
+        known = self.models.get(name)
+        entry = ModelSettings(name) if known is None else known.settings
         wanted = replace(
-            model.settings,
-            slots=model.settings.slots if slots is None else slots,
-            context_tokens=model.settings.context_tokens
-            if context_tokens is None
-            else context_tokens,
+            entry,
+            slots=entry.slots if slots is None else slots,
+            context_tokens=entry.context_tokens if context_tokens is None else context_tokens,
         )
         check_limits(wanted)
-        if wanted != model.settings and (model.engine is not None or name in self._loading):
-            await self._take_down(model)
-        if model.engine is not None and not model.is_ready:
-            async with self._changing:
-                pass  # it is being unloaded or measured; its restarts are the engine's own affair
-        model.settings = wanted
+        model = known or HostedModel(ModelLife(wanted, is_wanted=False), self.engines)
         self.models[name] = model
-        if model.engine is None:
-            task = self._loading.get(name) or self._start_loading(model, self.clock())
-            try:
-                await asyncio.shield(task)
-            except (ModelError, EngineError):
-                if is_new:
-                    self.models.pop(name, None)
-                    self._tell()
-                raise
-        model.is_wanted = True
+        try:
+            await self._have(model, Load(wanted, Ask(is_order=True, idle_since=self.clock())))
+        except (ModelError, EngineError):
+            if known is None and isinstance(model.life.stage, Unloaded):
+                self.models.pop(name, None)
+                self._tell()
+            raise
         made_room = [other for other in self.models.values() if other.gave_room_to == name]
-        self._keep({name: True, **{other.settings.name: False for other in made_room}})
+        self._keep({name: True, **{other.name: False for other in made_room}})
 
     async def unload(self, name: str) -> None:
         """Let running answers end, for a while, then end the model's process.
@@ -216,7 +210,8 @@ class ModelHost:
         """
         model = self._find(name)
         self._keep({name: False})
-        await self._take_down(model)
+        self._post(model, Unload())
+        await self._closed(model)
 
     def pin(self, name: str, is_pinned: bool) -> None:
         """Keep a model from being unloaded to make room or for being idle, or no longer.
@@ -225,17 +220,16 @@ class ModelHost:
             UnknownModelError: this node does not have it.
         """
         model = self._find(name)
-        model.is_pinned = is_pinned
+        self._post(model, Pin(is_pinned))
         kept, listed = self._orders.orders.get(name), self._in_settings(name)
         if kept is not None:
             is_wanted = kept.is_wanted
         else:  # one that a request has pushed out, say, is loaded at the next start all the same
             is_wanted = listed.load_at_start if listed is not None else model.is_wanted
         self._keep({name: is_wanted})
-        self._tell()
 
     async def measure(self, name: str) -> None:
-        """Measure a loaded model's speed anew, between requests; what comes meanwhile waits.
+        """Measure a loaded model's speed again, between requests; what comes meanwhile waits.
 
         Raises:
             UnknownModelError: this node does not have it.
@@ -243,27 +237,19 @@ class ModelHost:
             EngineError: it cannot be measured.
         """
         model = self._find(name)
-        async with self._changing:
-            engine, loaded = model.engine, model.loaded
-            if not model.is_ready or engine is None or loaded is None:
+        await self._take_turn(model)
+        try:
+            if not model.is_ready or model.loaded is None:
                 raise ModelBusyError(f"{name} is not loaded now; load it first")
-            if loaded.declared_rates.are_complete:
+            if model.loaded.declared_rates.are_complete:
                 raise ModelBusyError(
                     f"{name} is not measured: its speeds are declared, or its answers cost money"
                 )
-            model.is_measuring, model.phase = True, ModelPhase.LOADING
-            try:
-                self._say(model, "waiting until its answers have ended")
-                if not await self._unloader.becomes_idle(model, _QUIET_SECONDS):
-                    raise ModelBusyError(
-                        f"{name} was busy for {_QUIET_SECONDS:g} s, so it was not measured; try "
-                        "when less is going on, or drain the node first"
-                    )
-                self._say(model, "measuring its speed")
-                model.speeds = await self._speeds.speeds_of(model, engine, loaded, is_fresh=True)
-            finally:
-                model.is_measuring, model.phase = False, ModelPhase.READY
-                self._say(model, loaded.template_issue or "")
+            self._post(model, Measure())
+        finally:
+            if not model.is_measuring:
+                self._pass_turn(model)
+        await _told_in(self._measures[name])
 
     async def bring(self, name: str) -> None:
         """Return when a model can answer that was unloaded, or is being measured.
@@ -279,11 +265,11 @@ class ModelHost:
         if model.is_measuring:
             while model.is_measuring:
                 await self.next_change(_LOOK_SECONDS)
-        elif model.engine is None and not model.is_wanted:
-            task = self._loading.get(name) or self._start_loading(
-                model, self.clock() - _LEAST_RESIDENCE_SECONDS
-            )
-            await asyncio.shield(task)
+        elif not model.is_wanted and isinstance(
+            model.life.stage, Unloaded | Preparing | Loading | Measuring
+        ):
+            idle_since = self.clock() - _LEAST_RESIDENCE_SECONDS
+            await self._have(model, Load(model.settings, Ask(idle_since=idle_since)))
 
     async def apply(self, settings: Settings) -> None:
         """Go over to other settings: load what is new, unload what is gone, reload what differs.
@@ -295,21 +281,20 @@ class ModelHost:
         self.settings = settings
         after = {model.name: model for model in settings.models}
         for name in before.keys() - after.keys():
-            if name in self.models:
-                await self._take_down(self.models[name])
-                del self.models[name]
+            model = self.models.get(name)
+            if model is not None:
+                self._post(model, Unload())
+                await self._closed(model)
+                if isinstance(model.life.stage, Unloaded):  # no order has come for it meanwhile
+                    del self.models[name]
         for name, wanted in after.items():
             model = self.models.get(name)
             if model is None:
                 self.models[name] = new_hosted(wanted, self.engines)
-                continue
-            if wanted == before.get(name):
-                continue
-            if not run_alike(model.settings, wanted, self.engines):
-                await self._take_down(model)
-                model.is_wanted, model.retry_at, model.failures = wanted.load_at_start, 0.0, 0
-                model.prepared = model.loaded = model.speeds = None
-            model.settings, model.is_pinned = wanted, wanted.is_pinned
+            elif wanted != before.get(name):
+                is_alike = run_alike(model.settings, wanted, self.engines)
+                self._post(model, Edit(wanted, is_alike))
+                await self._closed(model)
         edited = before.keys() | after.keys()
         self._orders.put({n: None for n in edited if before.get(n) != after.get(n)})
         self._tell()
@@ -331,144 +316,207 @@ class ModelHost:
         """What loaded models are counted with."""
         return sum(model.reserved_bytes for model in self.models.values())
 
-    # -- loading ----------------------------------------------------------------------------------
+    # -- a model's life: events in, effects out ---------------------------------------------------
 
-    def _start_loading(self, model: HostedModel, idle_since: float | None) -> "asyncio.Task[None]":
-        return self._track(model, self._load(model, idle_since))
+    def _post(self, model: HostedModel, event: Event) -> None:
+        before = model.life.stage
+        for effect in model.step(event, self.clock()):
+            self._carry_out(model, effect)
+        if isinstance(before, Measuring) and before.ask is not None and model.is_ready:
+            _log_loaded(model)
+        if not isinstance(model.life.stage, Loading | Measuring):
+            self._pass_turn(model)
+        if type(model.life.stage) is not type(before):
+            self._wake()
 
-    def _track(self, model: HostedModel, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        name = model.settings.name
-        task = asyncio.create_task(work, name=f"model-{name}")
-        self._loading[name] = task
+    def _carry_out(self, model: HostedModel, effect: Effect) -> None:
+        match effect:
+            case Prepare():
+                self._begin(model, self._prepare(model))
+            case StartEngine():
+                self._begin(model, self._start_engine(model))
+            case MeasureSpeed(is_fresh):
+                self._begin(model, self._measure_speed(model, is_fresh))
+            case CloseEngine(lets_answers_end, reason):
+                log.info("model.unloading", model=model.name, reason=reason)
+                stopped = self._work.get(model.name)
+                self._begin(model, self._close_engine(model, lets_answers_end, stopped))
+            case Recall():
+                self._recall(model)
+            case Tell():
+                self._tell()
+            case LoadEnded(error):
+                _tell_waiters(self._loads.pop(model.name, []), error)
+            case MeasureEnded(error):
+                _tell_waiters(self._measures.pop(model.name, []), error)
+            case _:
+                assert_never(effect)
+
+    def _begin(self, model: HostedModel, work: Coroutine[Any, Any, Event]) -> None:
+        name = model.name
+        task = asyncio.create_task(self._do(model, work), name=f"model-{name}")
+        self._work[name] = task
 
         def ended(_: object) -> None:
-            if self._loading.get(name) is task:
-                del self._loading[name]
-            if not task.cancelled():
-                task.exception()  # told by the model's issue already
+            if self._work.get(name) is task:
+                del self._work[name]
 
         task.add_done_callback(ended)
-        return task
 
-    async def _load(self, model: HostedModel, idle_since: float | None) -> None:
+    async def _do(self, model: HostedModel, work: Coroutine[Any, Any, Event]) -> None:
+        """Post what a piece of work ends with; nothing when it was told to stop."""
+        event: Event
+        try:
+            event = await work
+        except AgentError as error:
+            event = Broke(f"{error.issue_name}: {error}", error)
+        except Exception as error:
+            log.exception("model.load_failed", model=model.name)
+            issue = f"model_load_failed: {type(error).__name__}"
+            event = Broke(issue, ModelError(f"{issue}; the agent's log says more"))
+        is_loading = isinstance(model.life.stage, Preparing | Loading | Measuring)
+        if isinstance(event, Broke) and is_loading and not model.is_measuring:
+            _log_failed(model, event)
+        self._post(model, event)
+
+    async def _prepare(self, model: HostedModel) -> Event:
+        task = asyncio.current_task()
+
         def report(
             text: str, progress_ratio: float | None = None, is_downloading: bool = False
         ) -> None:
-            model.phase = ModelPhase.DOWNLOADING if is_downloading else ModelPhase.LOADING
-            model.progress_ratio = progress_ratio
-            self._say(model, text)
+            if self._work.get(model.name) is task:  # and not a later one's
+                self._post(model, Reported(text, progress_ratio, is_downloading))
 
-        try:
-            if self._preparing.locked():
-                report("waiting until other models are prepared")
-            async with self._preparing:
-                prepared = await model.spec.prepare(model.settings, self.fetch, report)
-                model.prepared = prepared
-            async with self._changing:
+        if self._preparing.locked():
+            report("waiting until other models are prepared")
+        async with self._preparing:
+            return Prepared(await model.spec.prepare(model.settings, self.fetch, report))
 
-                async def room_for(needed_bytes: int) -> None:
-                    await self._unloader.make_room(model, needed_bytes, idle_since)
+    async def _start_engine(self, model: HostedModel) -> Event:
+        spec, settings, prepared = model.spec, model.settings, model.prepared
+        assert prepared is not None  # a stage before
+        needed = await asyncio.to_thread(spec.needed_bytes, settings, prepared) or 0
+        await self._take_turn(model)
+        await self._make_room(model, needed)
+        self._post(model, Started(needed, spec.loading_text))
+        assert model.made is None, "one engine at a time"
+        engine = model.made = spec.make(settings, prepared)
+        loaded = await engine.load()
+        # What it really takes may be more than the estimate.
+        reserved = max(needed, loaded.resident_bytes or 0)
+        await self._make_room(model, reserved)
+        return EngineLoaded(loaded, reserved)
 
-                model.engine = await self._loader.load(model, prepared, room_for, report)
-                self._loaded(model)
-        except AgentError as error:
-            self._give_up(model, f"{error.issue_name}: {error}", error)
-            raise
-        except asyncio.CancelledError:
-            model.reserved_bytes, model.progress_ratio = 0, None
-            model.phase, model.issue = ModelPhase.UNLOADED, ""
-            self._tell()
-            raise
-        except Exception as error:
-            log.exception("model.load_failed", model=model.settings.name)
-            issue = f"model_load_failed: {type(error).__name__}"
-            self._give_up(model, issue)
-            raise ModelError(f"{issue}; the agent's log says more") from error
+    async def _measure_speed(self, model: HostedModel, is_fresh: bool) -> Event:
+        engine, loaded = model.made, model.loaded
+        assert engine is not None  # a stage before
+        assert loaded is not None
+        if is_fresh:
+            if not await self._becomes_idle(model, _QUIET_SECONDS):
+                raise ModelBusyError(
+                    f"{model.name} was busy for {_QUIET_SECONDS:g} s, so it was not measured; try "
+                    "when less is going on, or drain the node first"
+                )
+            self._post(model, Reported(MEASURING))
+        return Measured(await self._speeds.speeds_of(model, engine, loaded, is_fresh))
 
-    def _loaded(self, model: HostedModel) -> None:
-        assert model.loaded is not None
-        assert model.speeds is not None
-        model.phase, model.issue = ModelPhase.READY, model.loaded.template_issue or ""
-        model.progress_ratio, model.failures, model.gave_room_to = None, 0, ""
-        model.failure = None
-        model.last_used_at = self.clock()
-        log.info(
-            "model.loaded",
-            model=model.settings.name,
-            decode_tokens_per_second=round(model.speeds.decode_tokens_per_second, 1),
-            saturated_decode_tokens_per_second=round(
-                model.speeds.saturated_decode_tokens_per_second, 1
-            ),
-            prefill_tokens_per_second=round(model.speeds.prefill_tokens_per_second, 1),
-        )
-        self._tell()
+    async def _close_engine(
+        self, model: HostedModel, lets_answers_end: bool, stopped: "asyncio.Task[None] | None"
+    ) -> Event:
+        if stopped is not None:
+            stopped.cancel()
+            await asyncio.wait([stopped])
+        engine = model.made
+        if engine is not None:
+            drain_seconds = self.settings.memory.drain_seconds
+            if lets_answers_end and not await self._becomes_idle(model, drain_seconds):
+                log.warning("model.unloaded_busy", model=model.name)
+            try:
+                await engine.close()
+            except Exception:
+                log.exception("model.close_failed", model=model.name)
+            model.made = None
+        return Closed()
 
-    def _give_up(self, model: HostedModel, issue: str, error: AgentError | None = None) -> None:
-        model.reserved_bytes, model.progress_ratio = 0, None
-        engine_error = error if isinstance(error, EngineError) else None
-        model.failure = None if engine_error is None else engine_error.kind
-        if model.is_wanted:
-            model.phase, model.issue = ModelPhase.FAILED, issue
-            pause = _RETRY_SECONDS[min(model.failures, len(_RETRY_SECONDS) - 1)]
-            if is_want_of_memory(engine_error):
-                pause = max(pause, _MEMORY_RETRY_SECONDS)
-            model.failures += 1
-            model.retry_at = self.clock() + pause
-        else:  # whoever asked is told; nobody else misses it
-            model.phase, model.issue = ModelPhase.UNLOADED, ""
-        log.error(
-            "model.failed",
-            model=model.settings.name,
-            issue=issue,
-            stderr_tail=[] if engine_error is None else engine_error.stderr_tail.splitlines(),
-        )
-        self._tell()
-
-    async def _unload_idle(self, model: HostedModel) -> None:
-        async with self._changing:
-            if not model.has_requests:
-                log.info("model.was_idle", model=model.settings.name)
-                model.is_wanted = False
-                await self._unloader.unload(model)
-
-    def _unloaded(self, task: "asyncio.Task[None]") -> None:
-        self._unloading = None
-        if not task.cancelled() and task.exception() is not None:
-            log.error("model.not_unloaded", exc_info=task.exception())
-
-    async def _take_down(self, model: HostedModel) -> None:
-        """Unload a model, wherever it is in its life, and want it no more."""
-        model.is_wanted = False
-        loading = self._loading.get(model.settings.name)
-        if loading is not None:
-            loading.cancel()
-            await asyncio.wait([loading], timeout=30.0)
-        async with self._changing:
-            await self._unloader.unload(model)
-
-    # -- speeds -----------------------------------------------------------------------------------
-
-    def _is_to_be_remeasured(self, model: HostedModel) -> bool:
-        """Whether its speeds hold for another power mode than the board has now."""
-        is_due = model.is_ready and self.clock() >= model.retry_at
-        return is_due and not self._speeds.hold_now(model)
-
-    async def _remeasure(self, model: HostedModel) -> None:
+    def _recall(self, model: HostedModel) -> None:
         """Take what was measured in this power mode before, or measure between requests."""
-        mode = self.power_mode()
-        model.retry_at = self.clock() + _RETRY_SECONDS[-1]
         kept = self._speeds.kept_for_now(model)
         if kept is not None:
-            model.speeds, model.retry_at = kept, 0.0
-            self._tell()
-            return
-        log.info("model.power_mode_changed", model=model.settings.name, power_mode=mode)
-        await self.measure(model.settings.name)
+            self._post(model, Recalled(kept))
+        elif model.name not in self._remeasuring:
+            log.info("model.power_mode_changed", model=model.name, power_mode=self.power_mode())
+            task = asyncio.create_task(self._remeasure(model.name), name=f"measure-{model.name}")
+            self._remeasuring[model.name] = task
+            task.add_done_callback(lambda _: self._remeasuring.pop(model.name, None))
 
-    def _remeasured(self, task: "asyncio.Task[None]") -> None:
-        self._remeasuring = None
-        if not task.cancelled() and task.exception() is not None:
-            log.warning("model.not_remeasured", reason=str(task.exception()))
+    async def _remeasure(self, name: str) -> None:
+        try:
+            await self.measure(name)
+        except AgentError as error:
+            log.warning("model.not_remeasured", model=name, reason=str(error))
+
+    # -- turns and room ---------------------------------------------------------------------------
+
+    async def _take_turn(self, model: HostedModel) -> None:
+        await self._turn.acquire()
+        self._whose_turn = model.name
+
+    def _pass_turn(self, model: HostedModel) -> None:
+        """Let another be loaded or measured, unless this one is just being."""
+        if self._whose_turn == model.name:
+            self._whose_turn = None
+            self._turn.release()
+
+    async def _make_room(self, model: HostedModel, needed_bytes: int) -> None:
+        """Unload what has to go for a model; see `residency.make_room`.
+
+        Raises:
+            MemoryBudgetError: it does not fit all the same; nothing was unloaded.
+        """
+        others = [other for other in self.models.values() if other is not model]
+        for other in others:
+            await self._closed(other)
+        stage = model.life.stage
+        room = make_room(
+            model.name,
+            needed_bytes,
+            self.budget_bytes,
+            [_resident(other) for other in others if other.reserved_bytes],
+            stage.ask.idle_since if isinstance(stage, Loading) else None,
+        )
+        if isinstance(room, NoRoom):
+            raise MemoryBudgetError(room.message)
+        for evicted in room.evict:
+            self._post(self.models[evicted], Unload(room_for=model.name))
+        for evicted in room.evict:
+            await self._closed(self.models[evicted])
+
+    async def _closed(self, model: HostedModel) -> None:
+        """Wait until a model that is on its way out has gone."""
+        while isinstance(model.life.stage, Draining):
+            await self.next_change(_LOOK_SECONDS)
+
+    async def _becomes_idle(self, model: HostedModel, seconds: float) -> bool:
+        """Wait, at most this long, until a model has no request; whether that is so."""
+        end = self.clock() + seconds
+        while model.has_requests:
+            if self.clock() >= end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    # -- who waits --------------------------------------------------------------------------------
+
+    async def _have(self, model: HostedModel, event: Load) -> None:
+        """Ask for a model, and return when it is loaded.
+
+        Raises:
+            ModelError, EngineError: it could not be had, or another order has replaced this one.
+        """
+        self._post(model, event)
+        if not isinstance(model.life.stage, Ready | Ailing):
+            await _told_in(self._loads[model.name])
 
     # -- orders that outlive the agent ------------------------------------------------------------
 
@@ -493,11 +541,57 @@ class ModelHost:
             )
         return model
 
-    def _say(self, model: HostedModel, text: str) -> None:
-        model.issue = text
-        self._tell()
-
     def _tell(self) -> None:
+        self._wake()
+        self.on_change()
+
+    def _wake(self) -> None:
+        """Let those go on who wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change()
+
+
+def _resident(model: HostedModel) -> Resident:
+    is_at_rest = isinstance(model.life.stage, Ready | Ailing)
+    return Resident(
+        model.name,
+        model.reserved_bytes,
+        model.is_pinned,
+        not is_at_rest or model.has_requests,
+        model.last_used_at,
+    )
+
+
+async def _told_in(waiters: "list[asyncio.Future[None]]") -> None:
+    """Wait to be told with others how a load or a measurement has ended; raises what they get."""
+    told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.append(told)
+    await told
+
+
+def _tell_waiters(waiters: "list[asyncio.Future[None]]", error: AgentError | None) -> None:
+    for waiter in waiters:
+        if waiter.done():
+            continue  # it waits no more
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+
+
+def _log_loaded(model: HostedModel) -> None:
+    speeds = model.speeds
+    assert speeds is not None  # it was just measured
+    log.info(
+        "model.loaded",
+        model=model.name,
+        decode_rate=round(speeds.decode_rate, 1),
+        saturated_decode_rate=round(speeds.saturated_decode_rate, 1),
+        prefill_rate=round(speeds.prefill_rate, 1),
+    )
+
+
+def _log_failed(model: HostedModel, event: Broke) -> None:
+    error = event.error
+    tail = error.stderr_tail.splitlines() if isinstance(error, EngineError) else []
+    log.error("model.failed", model=model.name, issue=event.issue, stderr_tail=tail)

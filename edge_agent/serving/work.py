@@ -267,7 +267,7 @@ class WorkDesk:
         )
         self._engines[key] = engine
         if model is not None:
-            model.last_used_at = started
+            model.used(started)
         self._meter_order(key, model)
         try:
             async with aclosing(engine.generate(request)) as events:  # type: ignore[type-var]

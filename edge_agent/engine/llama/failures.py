@@ -9,13 +9,6 @@ from edge_agent.errors import EngineError, EngineFailure
 _NVMAP: Final = re.compile(r"^NvMap\w*: .*error \d+", re.MULTILINE)
 """How a Jetson's memory driver refuses the GPU an allocation, straight to standard error."""
 
-_MEMORY_KINDS: Final = frozenset({EngineFailure.OUT_OF_MEMORY, EngineFailure.GPU_MEMORY_FRAGMENTED})
-
-
-def is_want_of_memory(error: EngineError | None) -> bool:
-    """Whether trying the same again at once would only take memory from others again (P13)."""
-    return error is not None and error.kind in _MEMORY_KINDS
-
 
 def classify_exit(
     status: int, stderr_tail: str, has_oom_kill: bool, largest_free_block_bytes: int | None = None

@@ -26,7 +26,7 @@ from edge_agent.engine.base import (
     RejectionKind,
 )
 from edge_agent.engine.llama.child import Child, start_child
-from edge_agent.engine.llama.failures import classify_exit, classify_refusal, is_want_of_memory
+from edge_agent.engine.llama.failures import classify_exit, classify_refusal
 from edge_agent.engine.llama.messages import (
     LENGTH,
     MAX_MESSAGE_BYTES,
@@ -325,7 +325,7 @@ class SupervisedEngine:
                 if time.monotonic() - started_at > self._max_restart_seconds:
                     pause = self._first_restart_seconds
                 self._log_failure(error)
-            if is_want_of_memory(self._failure):
+            if self._failure is not None and self._failure.kind.is_want_of_memory:
                 pause = max(pause, self._memory_restart_seconds)
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._max_restart_seconds)

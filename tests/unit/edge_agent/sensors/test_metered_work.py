@@ -9,15 +9,14 @@ from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, Sampling
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
 from edge_agent.engine.remote.settings import RemoteSettings
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.link.convert import completion_to_proto, health_to_proto
 from edge_agent.sensors.base import ESTIMATE, Coverage, HostSample, NoData, Reading
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerSampler
 from edge_agent.serving.completion import Completion
-from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from pointsman.v1 import types_pb2
+from tests.fakes.hosted import READY, hosted_model
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -56,11 +55,9 @@ class Bench:
             EngineSettings(Path("/nowhere.gguf"), context_tokens=500, slots=2),
             sleep=self.sleep,
             clock=lambda: self.now,
-            speeds=FakeSpeeds(prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0),
+            speeds=FakeSpeeds(prefill_rate=100.0, decode_rate=10.0),
         )
-        self.hosted = HostedModel(
-            ModelSettings("small", remote=remote), ModelPhase.READY, engine=self.engine
-        )
+        self.hosted = hosted_model(ModelSettings("small", remote=remote), READY, self.engine)
         self.desk = WorkDesk({"small": self.hosted}.get, self, MODEL, self.sampler)
 
     async def sleep(self, seconds: float) -> None:

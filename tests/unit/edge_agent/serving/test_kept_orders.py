@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config import ModelSettings
-from edge_agent.lifecycle import ModelPhase
-from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.kept_orders import KeptOrder, KeptOrders, models_at_start, order_of
+from edge_agent.serving.lifecycle import ModelPhase
+from tests.fakes.hosted import hosted_model
 
 LISTED = ModelSettings("listed", slots=2)
 
@@ -17,7 +17,7 @@ LISTED = ModelSettings("listed", slots=2)
 def kept(
     entry: ModelSettings | None, is_wanted: bool, is_pinned: bool = False, slots: int = 2
 ) -> KeptOrder | None:
-    model = HostedModel(ModelSettings("listed", slots=slots), is_pinned=is_pinned)
+    model = hosted_model(ModelSettings("listed", slots=slots, is_pinned=is_pinned))
     return order_of(model, is_wanted, entry)
 
 

@@ -26,10 +26,10 @@ from edge_agent.errors import (
     SourcesFailedError,
     UnknownModelError,
 )
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion, FailureKind, FinishReason
 from edge_agent.serving.hosted import HostedModel
+from edge_agent.serving.lifecycle import ModelPhase
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.speeds import MeasureEnergy
 from edge_agent.serving.token_energy import TokenEnergy
@@ -170,7 +170,8 @@ async def test_model_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Pat
 async def test_order_makes_room_at_the_cost_of_the_one_used_longest_ago(tmp_path: Path) -> None:
     async with running(Bench(tmp_path, (model("a"), model("b")))) as made:
         await until(lambda: made["a"].is_ready and made["b"].is_ready)
-        made["a"].last_used_at, made["b"].last_used_at = 500.0, 400.0
+        made["a"].used(500.0)
+        made["b"].used(400.0)
         await made.host.load("c")
         assert made.phases() == {"a": READY, "b": UNLOADED, "c": READY}
         assert made.host.reserved_bytes == 90 * MIB
@@ -181,7 +182,7 @@ async def test_order_makes_room_at_the_cost_of_the_one_used_longest_ago(tmp_path
 
 async def test_pinned_and_busy_models_keep_their_room(tmp_path: Path) -> None:
     made = Bench(tmp_path, (model("a", is_pinned=True), model("b")))
-    made.speeds = FakeSpeeds(prefill_tokens_per_second=1.0)
+    made.speeds = FakeSpeeds(prefill_rate=1.0)
     async with running(made):
         await until(lambda: made["a"].is_ready and made["b"].is_ready)
         made.ask("b")
@@ -198,14 +199,14 @@ async def test_pinned_and_busy_models_keep_their_room(tmp_path: Path) -> None:
 async def test_model_that_takes_more_than_its_estimate_is_given_up(tmp_path: Path) -> None:
     async with running(Bench(tmp_path, (model("a"),))) as made:
         await until(lambda: made["a"].is_ready)
-        made["a"].is_pinned = True
+        made.host.pin("a", True)
         with pytest.raises(MemoryBudgetError, match="liar needs about 90 MiB"):
             await made.host.load("liar")
         assert not made.engines["liar"].stats().is_ready
 
 
 async def test_unloading_lets_running_answers_end_and_takes_nothing_new(tmp_path: Path) -> None:
-    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(decode_tokens_per_second=200.0))
+    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(decode_rate=200.0))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a", 30)
@@ -226,7 +227,7 @@ async def test_unloading_lets_running_answers_end_and_takes_nothing_new(tmp_path
 
 async def test_answers_that_do_not_end_in_time_are_given_up(tmp_path: Path) -> None:
     memory = MemorySettings(budget_bytes=100 * MIB, drain_seconds=0.0)
-    made = Bench(tmp_path, (model("a"),), memory, speeds=FakeSpeeds(prefill_tokens_per_second=0.1))
+    made = Bench(tmp_path, (model("a"),), memory, speeds=FakeSpeeds(prefill_rate=0.1))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a")
@@ -326,7 +327,7 @@ async def test_requests_wait_while_a_model_is_measured_anew(tmp_path: Path) -> N
 
 
 async def test_model_that_stays_busy_is_not_measured(tmp_path: Path) -> None:
-    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(prefill_tokens_per_second=0.1))
+    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(prefill_rate=0.1))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a")
@@ -394,7 +395,8 @@ async def test_what_an_order_pushed_out_stays_out_over_a_restart(tmp_path: Path)
     made = Bench(tmp_path, (model("a"), model("b")))
     async with running(made):
         await until(lambda: made["a"].is_ready and made["b"].is_ready)
-        made["a"].last_used_at, made["b"].last_used_at = 500.0, 400.0
+        made["a"].used(500.0)
+        made["b"].used(400.0)
         await made.host.load("c", slots=1)
         made.host.pin("a", True)
     async with running(Bench(tmp_path, (model("a"), model("b")))) as again:
@@ -422,7 +424,7 @@ async def test_what_a_request_or_idleness_unloaded_is_loaded_at_the_next_start(
         made.now += 31.0
         made.ask("b")
         await until(lambda: made.completions)
-        made["b"].last_used_at = made.now  # the desk goes by the real clock
+        made["b"].used(made.now)  # the desk goes by the real clock
         made.now += 301.0
         await until(lambda: set(made.phases().values()) == {UNLOADED})
     again = Bench(tmp_path, made.models, memory)

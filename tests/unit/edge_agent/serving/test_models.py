@@ -13,9 +13,9 @@ from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
 from edge_agent.engine.spec import PreparedModel
 from edge_agent.errors import EngineError, EngineFailure, SourcesFailedError
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.hosted import HostedModel
+from edge_agent.serving.lifecycle import Failed, ModelPhase
 from edge_agent.serving.models import ModelHost
 from tests.fakes.engines import engines_with
 from tests.fakes.waiting import until
@@ -186,7 +186,9 @@ async def test_model_that_wants_memory_is_left_alone_for_longer(
     async with running(made):
         await until(lambda: made.model().phase is ModelPhase.FAILED)
         assert made.model().failure is kind
-        assert made.model().retry_at == 1000.0 + seconds
+        stage = made.model().life.stage
+        assert isinstance(stage, Failed)
+        assert stage.retry_at == 1000.0 + seconds
 
 
 async def test_state_of_a_loaded_engine_is_followed_both_ways(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from edge_agent.engine.remote.engine import OpenAiEngine
 from edge_agent.engine.remote.settings import OpenAiSettings, RemoteSettings
 from edge_agent.engine.remote.spec import RemoteSpec
 from edge_agent.engine.spec import PreparedModel
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.serving.calibrations import Speeds
+from edge_agent.serving.lifecycle import ModelPhase
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.prepare import ModelPreparer
 

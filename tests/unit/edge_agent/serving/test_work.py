@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ from edge_agent.config import ModelSettings
 from edge_agent.engine.base import EngineSettings, Message, Sampling
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds, fake_answer
 from edge_agent.errors import EngineError, EngineFailure
-from edge_agent.lifecycle import ModelPhase
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.serving.completion import Completion, FailureKind, FinishReason
 from edge_agent.serving.hosted import HostedModel
+from edge_agent.serving.lifecycle import Ask, Known, Preparing
 from edge_agent.serving.work import WorkDesk, WorkOrder
+from tests.fakes.hosted import READY, hosted_model
 from tests.fakes.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -97,7 +98,7 @@ async def bench(
         **engine,
     )
     loaded = await made.load()
-    hosted = HostedModel(ModelSettings("small"), ModelPhase.READY, engine=made, loaded=loaded)
+    hosted = hosted_model(ModelSettings("small"), READY, made, Known(loaded=loaded))
     found = Bench(made, hosted, gate)
     found.desk = WorkDesk({"small": hosted}.get, found, power)
     try:
@@ -151,7 +152,7 @@ async def test_length_limit_is_its_own_outcome() -> None:
 
 
 async def test_energy_is_the_engines_work_at_full_power_and_adds_up() -> None:
-    speeds = FakeSpeeds(prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0)
+    speeds = FakeSpeeds(prefill_rate=100.0, decode_rate=10.0)
     async with bench(speeds=speeds) as made:
         made.desk.accept(order("r1"))
         made.desk.accept(order("r2"))
@@ -332,7 +333,8 @@ async def test_full_queue_is_its_own_failure_so_that_the_request_may_move() -> N
 
 async def test_model_that_is_loading_tells_how_far_it_is() -> None:
     async with bench() as made:
-        made.hosted.phase, made.hosted.issue = ModelPhase.LOADING, "downloading (30 %)"
+        stage = Preparing(Ask(), "downloading (30 %)", is_downloading=True)
+        made.hosted.life = replace(made.hosted.life, stage=stage)
         made.desk.accept(order())
         completion = await made.ended()
         assert completion.failure is FailureKind.MODEL_NOT_LOADED
@@ -345,7 +347,7 @@ async def test_fault_of_the_engines_own_code_fails_one_order() -> None:
             raise RuntimeError("a bug")
 
     async with bench() as made:
-        made.hosted.engine = Broken(EngineSettings(Path("/nowhere.gguf")))
+        made.hosted.made = Broken(EngineSettings(Path("/nowhere.gguf")))
         made.desk.accept(order())
         completion = await made.ended()
         assert completion.failure is FailureKind.INTERNAL

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from edge_agent.engine.llama.failures import classify_exit, classify_refusal, is_want_of_memory
-from edge_agent.errors import EngineError, EngineFailure
+from edge_agent.engine.llama.failures import classify_exit, classify_refusal
+from edge_agent.errors import EngineFailure
 
 NVMAP = """\
 load_tensors: offloaded 29/29 layers to GPU
@@ -61,4 +61,4 @@ def test_what_the_child_makes_of_it_holds_where_no_driver_complains() -> None:
 def test_only_a_want_of_memory_has_to_wait_for_others(kind: EngineFailure) -> None:
     """P13, P14."""
     wanting = (EngineFailure.OUT_OF_MEMORY, EngineFailure.GPU_MEMORY_FRAGMENTED)
-    assert is_want_of_memory(EngineError(kind, "why")) is (kind in wanting)
+    assert kind.is_want_of_memory is (kind in wanting)

@@ -2,7 +2,8 @@ import itertools
 
 import pytest
 
-from edge_agent.lifecycle import AgentState, ModelPhase, agent_state
+from edge_agent.agent_state import AgentState, agent_state
+from edge_agent.serving.lifecycle import ModelPhase
 
 LOADING, READY, FAILED = ModelPhase.LOADING, ModelPhase.READY, ModelPhase.FAILED
 UNLOADED, DOWNLOADING = ModelPhase.UNLOADED, ModelPhase.DOWNLOADING

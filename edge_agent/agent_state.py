@@ -1,18 +1,9 @@
-"""States of the agent and of its models. Pure."""
+"""What the agent as a whole is doing, as it follows from its parts (pure)."""
 
 import enum
 from collections.abc import Iterable
 
-
-class ModelPhase(enum.Enum):
-    """Where a model is in its life."""
-
-    LOADING = "loading"
-    READY = "ready"
-    FAILED = "failed"
-    # It can be loaded by an order or a request, and answers nothing now.
-    UNLOADED = "unloaded"
-    DOWNLOADING = "downloading"
+from edge_agent.serving.lifecycle import ModelPhase
 
 
 class AgentState(enum.Enum):
