@@ -43,12 +43,24 @@ class LazyGroup(click.Group):
         return list(self._places)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported on first use; None when there is none of that name."""
+        """The command, imported on first use; None when there is none of that name.
+
+        Raises:
+            ClickException: a package that the command needs is not installed.
+        """
         place = self._places.get(cmd_name)
         if place is None:
             return None
         module, _, attribute = place.path.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        try:
+            command = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in ("controller", "pointsman"):
+                raise
+            raise click.ClickException(
+                f"{ctx.command_path} {cmd_name} needs the package {error.name}; install Pointsman "
+                "with the extra `train`"
+            ) from error
         if not isinstance(command, click.Command):
             raise TypeError(f"{place.path} is no command")
         return command

@@ -11,7 +11,6 @@ model for one that was merely lucky among a few neighbours.
 """
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,13 +109,11 @@ class QualityEstimates:
         value: float64[R, D], 0 to 1.
         count: int64[R, D]; neighbours behind the value, or scores behind the mean it fell back to.
         source: int64[R, D]; a `Source`.
-        standard_error: float64[R, D]; of the value as an expectation, not of one outcome.
     """
 
     value: FloatArray
     count: IntArray
     source: IntArray
-    standard_error: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +174,7 @@ def paper_quality(
     has_any = count > 0
     weighted = (weights * np.nan_to_num(scores)).sum(axis=1)
     value = np.where(has_any, weighted / np.where(has_any, total, 1.0), evidence.mean)
-    return _finish(np.clip(value, 0.0, 1.0), count, has_any, evidence, count.astype(np.float64))
+    return _finish(np.clip(value, 0.0, 1.0), count, has_any, evidence)
 
 
 def shrunk_quality(
@@ -218,15 +215,8 @@ def shrunk_quality(
     base = np.broadcast_to(evidence.mean, specific.shape) if centre is None else centre
     value = np.clip(base + shared[:, None] + specific, settings.margin, 1.0 - settings.margin)
     count = is_used.sum(axis=1)
-    squares = np.square(used_weights).sum(axis=1)
-    effective = np.divide(np.square(total), squares, out=np.zeros_like(total), where=squares > 0.0)
     # A never-profiled target moves with the difficulty, but its level is still only a prior.
-    return _finish(value, count, count > 0, evidence, effective)
-
-
-def source_labels(sources: Sequence[int]) -> list[str]:
-    """Words for `Source` codes."""
-    return [Source(code).label for code in sources]
+    return _finish(value, count, count > 0, evidence)
 
 
 def _kernel(evidence: Evidence, settings: Shrinkage) -> FloatArray:
@@ -242,12 +232,7 @@ def _finish(
     count: IntArray,
     has_any: NDArray[np.bool_],
     evidence: Evidence,
-    effective: FloatArray,
 ) -> QualityEstimates:
     count = np.where(has_any, count, evidence.mean_count).astype(np.int64)
     source = np.where(has_any, Source.NEIGHBOURS, evidence.mean_source).astype(np.int64)
-    # The spread of one outcome, smoothed so that unanimity among three neighbours is no certainty.
-    observations = np.where(has_any, effective, count)
-    smoothed = (value * observations + 1.0) / (observations + 2.0)
-    error = np.sqrt(smoothed * (1.0 - smoothed) / (observations + 2.0))
-    return QualityEstimates(value, count, source, error)
+    return QualityEstimates(value, count, source)

@@ -314,27 +314,13 @@ def test_eight_streams_of_one_model_come_out_as_they_do_alone(smollm2: Path) -> 
     run(scenario())
 
 
-LOGITS_PROGRAM = """
-import array, json, sys
-from pathlib import Path
-from edge_agent.engine.base import EngineSettings
-from edge_agent.engine.llama.llama_cpp import LlamaModel, logits_of
-path, texts = Path(sys.argv[1]), json.loads(sys.argv[2])
-settings = EngineSettings(path, context_tokens=256, slots=len(texts), threads=2)
-model = LlamaModel(settings)
-prompts = [model.tokenise(text).tokens for text in texts]
-for together in (False, True):
-    for row in logits_of(settings, prompts, together=together):
-        print(array.array("f", row).tobytes().hex())
-"""
-
 LOGITS_TEXTS = ["Once upon a time", "The capital of France is", "1 2 3 4 5 6", "Dear Sir,"]
 
 
 def logits(path: Path, texts: list[str]) -> tuple[list[list[float]], list[list[float]]]:
     """Logits of each text alone and together, from a process of their own."""
     done = subprocess.run(
-        [sys.executable, "-c", LOGITS_PROGRAM, str(path), json.dumps(texts)],
+        [sys.executable, "-m", "tests.fakes.logits", str(path), json.dumps(texts)],
         capture_output=True,
         text=True,
         timeout=100,

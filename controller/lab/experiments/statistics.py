@@ -4,18 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.special import stdtrit
 
 from controller.routing.problem import FloatArray
 
 CONFIDENCE: Final = 0.95
 
-_STUDENT: Final = (
-    # 97.5 % quantiles of Student's t with 1 to 30 degrees of freedom.
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL: Final = 1.96
 _RESAMPLES: Final = 4000
 
 
@@ -40,16 +34,14 @@ class Difference:
 
 
 def student_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t; above 30 degrees of freedom by its expansion.
+    """97.5 % quantile of Student's t.
 
     Raises:
         ValueError: there are no degrees of freedom.
     """
     if degrees < 1:
         raise ValueError("a confidence interval needs at least two runs")
-    if degrees <= len(_STUDENT):
-        return _STUDENT[degrees - 1]
-    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4.0 * degrees)
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
 
 
 def paired_difference(ours: FloatArray, theirs: FloatArray, seed: int = 0) -> Difference:

@@ -487,40 +487,6 @@ def _load_error(errors: Sequence[str]) -> LoadError:
     return LoadError(EngineFailure.BAD_MODEL_FILE, f"llama.cpp cannot load the file: {last}.")
 
 
-def logits_of(
-    settings: EngineSettings, prompts: Sequence[Sequence[int]], *, together: bool
-) -> list[list[float]]:
-    """The logits after each prompt, decoded in one batch or each in a batch of its own.
-
-    For tests: it shows that a sequence decoded among others comes out as it does alone. All but
-    the last token of each prompt go in before, so that the last step is a decoding step like
-    those of a running engine.
-
-    Args:
-        settings: with as many slots as there are prompts.
-        prompts: P lists of tokens, at least two tokens each.
-
-    Returns:
-        float[P, V].
-    """
-    model = LlamaModel(settings)
-    for slot, tokens in enumerate(prompts):
-        model.decode(
-            [BatchToken(token, at, slot, False) for at, token in enumerate(tokens[:-1])], None
-        )
-    last = [
-        BatchToken(tokens[-1], len(tokens) - 1, slot, True) for slot, tokens in enumerate(prompts)
-    ]
-    if together:
-        model.decode(last, None)
-        return [model.logits(index) for index in range(len(last))]
-    rows = []
-    for item in last:
-        model.decode([item], None)
-        rows.append(model.logits(0))
-    return rows
-
-
 def _die_with_parent(parent: int | None) -> None:
     """Ask the kernel to kill this process when its parent ends, whatever the reason."""
     if parent is None or not sys.platform.startswith("linux"):

@@ -4,11 +4,9 @@ Only the header is read, so a file of many gigabytes is described in a fraction 
 Source of the layout: the GGUF specification, versions 2 and 3, in the ggml repository.
 """
 
-import hashlib
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -173,35 +171,6 @@ def describe_model_file(path: Path) -> ModelFile:
         raise ModelFileError(f"{path} is a folder; name the GGUF file in it.") from None
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def sha256_of(path: Path, on_progress: Callable[[int], None] | None = None) -> str:
-    """Hash a file block by block; blocks for long, so run it in a thread.
-
-    Args:
-        path: any file.
-        on_progress: called with the bytes hashed so far, after each mebibyte.
-
-    Returns:
-        64 hexadecimal digits.
-
-    Raises:
-        ModelFileError: missing or unreadable.
-    """
-    digest = hashlib.sha256()
-    done = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_HASH_BLOCK_BYTES):
-                digest.update(block)
-                done += len(block)
-                if on_progress is not None:
-                    on_progress(done)
-    except FileNotFoundError:
-        raise ModelFileError(f"There is no file {path}; pull the model first.") from None
-    except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return digest.hexdigest()
 
 
 def _what_it_is(head: bytes) -> str:

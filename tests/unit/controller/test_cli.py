@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from google.protobuf.json_format import ParseDict
 
 from controller.cli import main
+from controller.commands.lazy import LazyGroup, Place
 from controller.commands.target import to_json
 from controller.lab.commands.bench import bench
 from controller.lab.commands.group import lab
@@ -187,3 +188,15 @@ def test_help_imports_no_command() -> None:
         "assert not {'grpc', 'numpy', 'rich'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_command_that_lacks_a_package_says_which_extra_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lacking_command.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    group = LazyGroup("tool", places={"draw": Place("lacking_command:draw", "Draw.")})
+    result = CliRunner().invoke(group, ["draw"])
+    assert result.exit_code == 1
+    assert "tool draw needs the package no_such_package" in result.output
+    assert "extra `train`" in result.output

@@ -9,7 +9,6 @@ from controller.quality.neighbours import (
     Source,
     paper_quality,
     shrunk_quality,
-    source_labels,
 )
 from tests.fakes.evidence import NAN, evidence
 
@@ -45,7 +44,7 @@ def test_the_paper_s_form_falls_back_to_the_destination_s_mean(given_evidence: E
     found = paper_quality(given_evidence)
     assert found.value[0, 0] == 0.3
     assert found.count[0, 0] == 50
-    assert source_labels(found.source[0].tolist()) == ["destination-mean"]
+    assert Source(found.source[0, 0]).label == "destination-mean"
 
 
 def test_the_paper_s_form_does_not_use_a_model_s_scores_elsewhere() -> None:
@@ -84,12 +83,6 @@ def test_no_neighbour_leaves_ours_at_the_mean() -> None:
     assert found.source[0].tolist() == [Source.MODEL_MEAN] * 2
 
 
-def test_more_alike_neighbours_make_the_estimate_surer() -> None:
-    few = shrunk_quality(evidence([[0.9]], [[[1.0]]], [0.5]))
-    many = shrunk_quality(evidence([[0.9] * 40], [[[1.0]] * 20 + [[0.0]] * 20], [0.5]))
-    assert many.standard_error[0, 0] < few.standard_error[0, 0] / 3
-
-
 def test_ours_shrinks_to_a_given_centre() -> None:
     given_evidence = evidence([[0.0]], [[[NAN]]], [0.5])
     assert shrunk_quality(given_evidence, centre=np.array([[0.8]])).value[0, 0] == 0.8
@@ -109,5 +102,4 @@ def test_estimates_are_probabilities_whatever_is_known(seed: int, r: int, k: int
     for found in (paper_quality(given_evidence), shrunk_quality(given_evidence)):
         assert found.value.shape == (r, d)
         assert ((found.value >= 0.0) & (found.value <= 1.0)).all()
-        assert np.isfinite(found.standard_error).all()
         assert (found.count >= 1).all()

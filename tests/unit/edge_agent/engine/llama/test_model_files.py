@@ -1,4 +1,3 @@
-import hashlib
 import struct
 from pathlib import Path
 
@@ -6,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_agent.engine.llama.model_files import describe_model_file, sha256_of
+from edge_agent.engine.llama.model_files import describe_model_file
 from edge_agent.errors import ModelFileError
 
 
@@ -140,18 +139,3 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         describe_model_file(tmp_path / "none.gguf")
     with pytest.raises(ModelFileError, match="folder"):
         describe_model_file(tmp_path)
-
-
-def test_hashing_reports_progress(tmp_path: Path) -> None:
-    path = tmp_path / "blob"
-    data = bytes(range(256)) * 10_000
-    path.write_bytes(data)
-    seen: list[int] = []
-    assert sha256_of(path, seen.append) == hashlib.sha256(data).hexdigest()
-    assert seen == sorted(seen)
-    assert seen[-1] == len(data)
-
-
-def test_hashing_a_missing_file_is_a_model_file_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError):
-        sha256_of(tmp_path / "none")
