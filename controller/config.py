@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from controller.settings_table import TableReader, put, read_toml
+from pointsman.settings_table import TableReader, put, read_toml
 
 
 class SettingsError(Exception):

@@ -12,7 +12,7 @@ from edge_agent.engine.registry import ModelSettings as ModelSettings  # a part 
 from edge_agent.engine.registry import spec_of
 from edge_agent.errors import UsageError
 from edge_agent.limits import limit_problems
-from edge_agent.settings_table import TableReader, put, read_toml
+from pointsman.settings_table import TableReader, put, read_toml
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

@@ -14,7 +14,7 @@ from edge_agent.engine.remote.spec import RemoteSpec
 from edge_agent.engine.spec import EngineSpec
 from edge_agent.errors import ModelError
 from edge_agent.limits import limit_problems
-from edge_agent.settings_table import REQUIRED
+from pointsman.settings_table import REQUIRED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from edge_agent.engine.base import Rates
-from edge_agent.settings_table import REQUIRED
+from pointsman.settings_table import REQUIRED
 
 DEFAULT_CONTEXT_TOKENS: Final = 4096
 

@@ -14,7 +14,7 @@ class FinishReason(enum.Enum):
 
 
 class FailureKind(enum.Enum):
-    """Why a node could not answer. The first three started nothing, so the request may move."""
+    """Why a node could not answer; `may_move` says which causes lie with the node."""
 
     MODEL_NOT_LOADED = "model_not_loaded"
     DRAINING = "draining"

@@ -1,7 +1,6 @@
 """A settings file's tables as frozen dataclasses, with everything that is wrong in one list.
 
-`controller` and `edge_agent`, which import nothing of each other, have this module in the same
-words; a test compares them.
+Both programs read their settings by it.
 """
 
 import dataclasses
