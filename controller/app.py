@@ -16,7 +16,9 @@ from controller.api.grpc_server import GrpcServer
 from controller.api.grpc_servicer import AdminServicer, RouterServicer
 from controller.api.service import RouterService
 from controller.config import Settings, SettingsError
+from controller.fleet.links import NodeLinks
 from controller.fleet.node_metrics import register_node_metrics
+from controller.fleet.registry import Registry
 from controller.fleet.servicer import FleetServicer
 from controller.fleet.sessions import FleetSessions
 from controller.fleet.state_keeper import StateKeeper
@@ -88,12 +90,14 @@ async def serve(
         SettingsError: the certificate cannot be used.
     """
     certificate = server_certificate(settings.server)
-    folder = settings.routing.ppo_artifacts
-    decider = Decider(
-        settings.routing, find=policies_in(Path(folder).expanduser() if folder else None)
-    )
     async with _storing(settings) as store, _learning(settings) as (predictor, learner):
-        decider.predict_with(predictor, await _fitted(settings, predictor))
+        folder = settings.routing.ppo_artifacts
+        decider = Decider(
+            settings.routing,
+            predictor,
+            await _fitted(settings, predictor),
+            policies_in(Path(folder).expanduser() if folder else None),
+        )
         await _serve(settings, certificate, decider, learner, store, stop, on_ready)
 
 
@@ -102,21 +106,22 @@ def compose(
 ) -> Parts:
     """The parts of a controller, each with its metrics registered; nothing runs yet."""
     profiler = ProfilerState(stale_seconds=settings.fleet.lease_seconds)
-    sessions = FleetSessions(settings.fleet, profiler, settings.orders)
-    keeper = StateKeeper(store, profiler, sessions)
+    registry = Registry(settings.fleet.lease_seconds)
+    links = NodeLinks(registry)
+    keeper = StateKeeper(store, profiler, links)
     manager = RequestManager(
         settings.batching,
         settings.limits,
         profiler,
         decider,
-        sessions.send_work,
-        sessions.send_cancel,
+        links.send_work,
+        links.send_cancel,
         learner.finished,
         keeper.finished,
     )
-    sessions.on_progress = manager.on_progress
-    sessions.on_completion = manager.on_completion
-    sessions.on_lost = manager.on_node_lost
+    sessions = FleetSessions(
+        settings.fleet, profiler, registry, links, manager, keeper.settled, settings.orders
+    )
     loop_lag = LoopLag()
     metrics = Metrics()
     manager.register_metrics(metrics)

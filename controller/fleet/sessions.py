@@ -4,15 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from controller.config import FleetSettings, OrderSettings
-from controller.domain.batch import Placement
 from controller.domain.completion import Completion
 from controller.domain.order import Order, OrderUpdate
-from controller.domain.request import InferenceRequest
 from controller.fleet.convert import (
     COMPLETION,
     HEALTH,
@@ -20,9 +18,8 @@ from controller.fleet.convert import (
     hello_from_proto,
     models_from_proto,
     order_to_proto,
-    work_order,
 )
-from controller.fleet.links import NodeLink
+from controller.fleet.links import NodeLink, NodeLinks
 from controller.fleet.orders import OrderBook
 from controller.fleet.registry import Registry
 from controller.ids import NodeId, RequestId, SessionId
@@ -44,10 +41,25 @@ log = structlog.get_logger()
 PROTOCOL_VERSIONS: Final = range(1, 2)
 """Versions of pointsman.v1's fleet conversation that this controller speaks."""
 
-OnProgress = Callable[[NodeId, RequestId, int, str, int], None]
-OnCompletion = Callable[[NodeId, RequestId, int, Completion], bool]
-"""Returns whether the completion ends a request whose story is yet to be kept."""
-OnLost = Callable[[NodeId, str], None]
+
+class RequestEvents(Protocol):
+    """What happens at nodes to requests; each call returns at once."""
+
+    def on_progress(
+        self, node_id: NodeId, request_id: RequestId, attempt: int, text: str, tokens: int
+    ) -> None:
+        """A node made progress on a request."""
+        ...
+
+    def on_completion(
+        self, node_id: NodeId, request_id: RequestId, attempt: int, completion: Completion
+    ) -> bool:
+        """A node's last word; whether it ends a request whose story is yet to be kept."""
+        ...
+
+    def on_node_lost(self, node_id: NodeId, why: str) -> None:
+        """A node's session has ended."""
+        ...
 
 
 class IncompatibleVersionError(Exception):
@@ -64,32 +76,32 @@ class _SentProbe:
 class FleetSessions:
     """Every connected agent. Belongs to the event loop; nothing here waits for a node.
 
-    `on_progress`, `on_completion` and `on_lost` are set by the composition root, since the request
-    manager and the fleet need each other.
-
-    A numbered fact is acknowledged once what it brought is kept. `on_settled` is told of each node
-    some of whose facts wait for that; whoever keeps things sets it, and calls `acknowledge` later.
-    Where nobody does, facts are acknowledged as they come.
+    Args:
+        registry: which sessions are current.
+        links: what goes out to nodes.
+        requests: hears what happens to requests.
+        on_settled: hears of each node with numbered facts that wait to be kept; see `NodeLinks`.
     """
 
     def __init__(
         self,
         settings: FleetSettings,
         profiler: ProfilerState,
+        registry: Registry,
+        links: NodeLinks,
+        requests: RequestEvents,
+        on_settled: Callable[[NodeId], None],
         orders: OrderSettings | None = None,
     ) -> None:
         self._settings = settings
         self._profiler = profiler
-        self._registry = Registry(settings.lease_seconds)
+        self._registry = registry
+        self._links = links
+        self._requests = requests
+        self._on_settled = on_settled
         self._orders = OrderBook(orders or OrderSettings())
-        self._links: dict[NodeId, NodeLink] = {}
         self._probes: dict[int, _SentProbe] = {}
-        self._held: dict[RequestId, tuple[NodeId, str, int]] = {}
         self._next_number = 1
-        self.on_progress: OnProgress = lambda *_: None
-        self.on_completion: OnCompletion = lambda *_: False
-        self.on_lost: OnLost = lambda *_: None
-        self.on_settled: Callable[[NodeId], None] = self._acknowledge_settled
 
     # -- agents -----------------------------------------------------------------------------------
 
@@ -115,7 +127,7 @@ class FleetSessions:
         if old is not None:
             self._lose(hello.node_id, "the agent connected again")
         link = NodeLink(hello.node_id, session_id)
-        self._links[hello.node_id] = link
+        self._links.add(link)
         is_draining = self._registry.is_draining(hello.node_id)
         self._profiler.apply(NodeConnected(hello, is_draining), now)
         link.send(
@@ -163,7 +175,7 @@ class FleetSessions:
                 self._profiler.apply(ModelsReported(node_id, models), now)
             case "progress":
                 progress = message.progress
-                self.on_progress(
+                self._requests.on_progress(
                     node_id,
                     RequestId(progress.request_id),
                     progress.attempt,
@@ -173,13 +185,11 @@ class FleetSessions:
             case "completion":
                 completion = message.completion
                 request_id = RequestId(completion.request_id)
-                is_held = self.on_completion(
+                is_held = self._requests.on_completion(
                     node_id, request_id, completion.attempt, COMPLETION.read(completion)
                 )
                 if is_held and message.sequence:
-                    self.settle(request_id)  # of an attempt elsewhere, whose node was lost
-                    self._registry.hold(node_id, message.sequence)
-                    self._held[request_id] = (node_id, instance_id, message.sequence)
+                    self._links.hold(request_id, node_id, instance_id, message.sequence)
             case "probe_echo":
                 self._echoed(node_id, message.probe_echo, now)
             case "order_update":
@@ -193,7 +203,7 @@ class FleetSessions:
             case _:
                 pass  # a newer agent's message; unknown fields are ignored by design
         if message.sequence and not is_held:
-            self.on_settled(node_id)
+            self._on_settled(node_id)
 
     def disconnect(self, link: NodeLink, why: str) -> None:
         """The stream has ended; nothing happens when a newer session speaks for the node."""
@@ -202,45 +212,20 @@ class FleetSessions:
             self._lose(link.node_id, why)
 
     def _lose(self, node_id: NodeId, why: str) -> None:
-        link = self._links.pop(node_id, None)
-        if link is not None:
-            link.close(why)
+        self._links.remove(node_id, why)
         self._probes = {n: sent for n, sent in self._probes.items() if sent.node_id != node_id}
         self._profiler.apply(NodeDisconnected(node_id), time.monotonic())
         log.warning("node.lost", node_id=node_id, reason=why)
         self._orders.lost(node_id, why)
-        self.on_lost(node_id, why)
+        self._requests.on_node_lost(node_id, why)
 
     # -- orders -----------------------------------------------------------------------------------
-
-    def send_work(
-        self,
-        node_id: NodeId,
-        request: InferenceRequest,
-        attempt: int,
-        placement: Placement,
-        time_limit_seconds: float,
-    ) -> bool:
-        """Send a request to its node; False when the node is not there."""
-        link, chosen = self._links.get(node_id), placement.chosen
-        if link is None or chosen is None:
-            return False
-        order = work_order(request, attempt, chosen.model, time_limit_seconds)
-        return link.send(fleet_pb2.ConnectResponse(work=order))
-
-    def send_cancel(self, node_id: NodeId, request_id: RequestId, attempt: int) -> None:
-        """Tell a node to stop; a node that is gone has stopped already."""
-        link = self._links.get(node_id)
-        if link is not None:
-            cancel = fleet_pb2.CancelWork(request_id=request_id, attempt=attempt)
-            link.send(fleet_pb2.ConnectResponse(cancel=cancel))
 
     def order(self, node_id: NodeId, order: Order) -> AsyncGenerator[OrderUpdate, None]:
         """Have a node do something with its models; see `OrderBook.follow`."""
 
         def send(order_id: str) -> bool:
-            link = self._links.get(node_id)
-            return link is not None and link.send(order_to_proto(order_id, order))
+            return self._links.send(node_id, order_to_proto(order_id, order))
 
         return self._orders.follow(node_id, order, send)
 
@@ -248,46 +233,10 @@ class FleetSessions:
         """Drain a node or lift it, also over its reconnects."""
         self._registry.set_draining(node_id, is_draining)
         self._profiler.apply(DrainChanged(node_id, is_draining), time.monotonic())
-        link = self._links.get(node_id)
-        if link is not None:
-            order = fleet_pb2.DrainOrder(is_draining=is_draining)
-            link.send(fleet_pb2.ConnectResponse(drain=order))
+        order = fleet_pb2.DrainOrder(is_draining=is_draining)
+        self._links.send(node_id, fleet_pb2.ConnectResponse(drain=order))
 
-    # -- what outlives the controller -------------------------------------------------------------
-
-    def restore(
-        self, node_id: NodeId, is_draining: bool, instance_id: str, acked_sequence: int
-    ) -> None:
-        """Take up what an earlier controller knew of a node, before it connects."""
-        self._registry.set_draining(node_id, is_draining)
-        if acked_sequence:
-            self._registry.accept(node_id, instance_id, acked_sequence)
-            self._registry.keep(node_id, instance_id, acked_sequence)
-
-    def is_draining(self, node_id: NodeId) -> bool:
-        """Whether an operator drains this node."""
-        return self._registry.is_draining(node_id)
-
-    def settle(self, request_id: RequestId) -> NodeId | None:
-        """The story of a request has been handed over to be kept; the node whose fact that was."""
-        held = self._held.pop(request_id, None)
-        if held is None:
-            return None
-        self._registry.settle(*held)
-        return held[0]
-
-    def last_settled(self, node_id: NodeId) -> tuple[str, int]:
-        """The start of the agent that spoke last, and up to which fact all of it is settled."""
-        return self._registry.last_settled(node_id)
-
-    def acknowledge(self, node_id: NodeId, instance_id: str, sequence: int) -> None:
-        """Everything up to this fact is kept: the node may forget it."""
-        link = self._links.get(node_id)
-        if self._registry.keep(node_id, instance_id, sequence) and link is not None:
-            link.send(fleet_pb2.ConnectResponse(acked_sequence=sequence))
-
-    def _acknowledge_settled(self, node_id: NodeId) -> None:
-        self.acknowledge(node_id, *self._registry.last_settled(node_id))
+    # -- probes ------------------------------------------------------------------------------------
 
     def _probe(self, link: NodeLink, size: ProbeSize = EMPTY_PROBE) -> None:
         number = self._next_number
@@ -324,7 +273,7 @@ class FleetSessions:
         while True:
             await asyncio.sleep(self._settings.probe_interval_seconds)
             outstanding = {sent.node_id for sent in self._probes.values()}
-            for link in list(self._links.values()):
+            for link in self._links:
                 if link.node_id not in outstanding:
                     self._probe(link, self._size_of_probe(link.node_id))
 
@@ -340,5 +289,5 @@ class FleetSessions:
 
     def close(self) -> None:
         """End every session."""
-        for link in list(self._links.values()):
+        for link in self._links:
             link.close("the controller is stopping")

@@ -11,7 +11,7 @@ import structlog
 
 from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.request_record import RequestRecord
-from controller.fleet.sessions import FleetSessions
+from controller.fleet.links import NodeLinks
 from controller.ids import NodeId
 from controller.profiler.state import ProfilerState
 from controller.storage.base import ControllerStore, KnownNode
@@ -26,15 +26,12 @@ _CALIBRATIONS_EVERY: Final = 15
 class StateKeeper:
     """Takes up what was kept, and keeps what changes. Belongs to the event loop."""
 
-    def __init__(
-        self, store: ControllerStore, profiler: ProfilerState, sessions: FleetSessions
-    ) -> None:
+    def __init__(self, store: ControllerStore, profiler: ProfilerState, links: NodeLinks) -> None:
         self._store = store
         self._profiler = profiler
-        self._sessions = sessions
+        self._links = links
         self._nodes: dict[NodeId, KnownNode] = {}
         self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
-        sessions.on_settled = self._keep_known_node
 
     async def restore(self) -> None:
         """Take up what an earlier controller has kept; its nodes are offline until they come.
@@ -60,7 +57,7 @@ class StateKeeper:
                 node.cancelled_requests,
                 now,
             )
-            self._sessions.restore(
+            self._links.restore(
                 node.node_id, node.is_draining, node.instance_id, node.acked_sequence
             )
         self._nodes = {node.node_id: node for node in remembered.nodes}
@@ -80,15 +77,20 @@ class StateKeeper:
         """
         self._store.save_finished(record)
         chosen = record.placement.chosen if record.placement else None
-        told_by = self._sessions.settle(record.request.request_id)
+        told_by = self._links.settle(record.request.request_id)
         for node_id in {told_by, chosen.node_id if chosen else None}:
             if node_id is not None:
-                self._keep_known_node(node_id)
+                self.settled(node_id)
+
+    def settled(self, node_id: NodeId) -> None:
+        """Keep how far a node has come; it hears of it once that is kept."""
+        if node_id in self._profiler.nodes:
+            self._keep_node(node_id)
 
     def _kept(self, nodes: Sequence[KnownNode]) -> None:
         for node in nodes:
             if node.acked_sequence:
-                self._sessions.acknowledge(node.node_id, node.instance_id, node.acked_sequence)
+                self._links.acknowledge(node.node_id, node.instance_id, node.acked_sequence)
 
     async def run(self) -> None:
         """Keep what changes, until cancelled."""
@@ -113,16 +115,12 @@ class StateKeeper:
             self._store.forget_node(node_id)
             del self._nodes[node_id]
 
-    def _keep_known_node(self, node_id: NodeId) -> None:
-        if node_id in self._profiler.nodes:
-            self._keep_node(node_id)
-
     def _keep_node(self, node_id: NodeId) -> None:
         record = self._profiler.nodes[node_id]
-        instance_id, acked = self._sessions.last_settled(node_id)
+        instance_id, acked = self._links.last_settled(node_id)
         node = KnownNode(
             dataclasses.replace(record.hello, models=record.models),
-            self._sessions.is_draining(node_id),
+            self._links.is_draining(node_id),
             record.completed_requests,
             record.failed_requests,
             record.cancelled_requests,

@@ -97,7 +97,10 @@ class Decider:
     """Decides batches with the policy in force.
 
     Args:
-        predictor: estimates quality and answer length; None leaves it to the destinations' means.
+        predictor: estimates quality and answer length from similar prompts; None leaves it to the
+            destinations' means.
+        fitted: estimates quality, length and seconds by class; goes before the other where it knows
+            model and hardware.
         find: gives the artifacts of learned policies; asked whenever one is chosen.
 
     Attributes:
@@ -112,11 +115,12 @@ class Decider:
         self,
         settings: RoutingSettings,
         predictor: QualityPredictor | None = None,
+        fitted: FittedPredictor | None = None,
         find: FindArtifact = no_artifact,
     ) -> None:
         self._settings = settings
         self._predictor = predictor
-        self._fitted: FittedPredictor | None = None
+        self._fitted = fitted
         self._rng = np.random.default_rng(settings.seed)
         self._find = find
         self._memory = DecisionMemory()
@@ -147,18 +151,6 @@ class Decider:
     def available_policies(self) -> tuple[str, ...]:
         """Names that `choose` takes: all but the offline reference, which may take a minute."""
         return tuple(name for name in policy_names() if name != OFFLINE_POLICY)
-
-    def predict_with(
-        self, predictor: QualityPredictor | None, fitted: FittedPredictor | None = None
-    ) -> None:
-        """Estimate with these predictors from the next batch on.
-
-        Args:
-            predictor: of quality and length, from similar prompts.
-            fitted: of quality, length and seconds, by class; goes before the other where it knows
-                model and hardware.
-        """
-        self._predictor, self._fitted = predictor, fitted
 
     def choose(
         self, policy: str | None, weights: Weights | None, normalisation: str | None

@@ -291,19 +291,21 @@ class RequestManager:
     def _happened(self, running: _Running, event: Event) -> None:
         """Let an event move a request, and do what follows from it."""
         now = time.monotonic()
-        before = running.life.state
-        running.life, effects = step(running.life, event, now)
-        if type(running.life.state) is not type(before):
-            shown_as = _SHOWN_AS.get(type(running.life.state))
+        before = running.life
+        life, effects = step(before, event, now)
+        running.life = life
+        if life.story is not before.story:  # it has moved
+            shown_as = _SHOWN_AS.get(type(life.state))
             if shown_as is not None:
                 running.record.state = shown_as
-            running.record.attempts = running.life.attempts
+            running.record.attempts = life.attempts
         for effect in effects:
             self._do(running, effect, now)
 
     def _do(self, running: _Running, effect: Effect, now: float) -> None:
         record, stream = running.record, running.stream
-        request, request_id = record.request, running.request_id
+        request = record.request
+        request_id = request.request_id
         match effect:
             case Push(node_id, text, tokens):
                 if tokens:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.config import FleetSettings, OrderSettings, RoutingSettings
+from controller.config import FleetSettings, RoutingSettings
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
 from controller.domain.completion import Completion, FinishReason, Usage
@@ -24,7 +24,8 @@ from controller.domain.node_report import (
 )
 from controller.domain.request import InferenceRequest, Sampling
 from controller.domain.request_record import Account, RequestRecord, RequestState
-from controller.fleet.sessions import FleetSessions
+from controller.fleet.links import NodeLinks
+from controller.fleet.registry import Registry
 from controller.fleet.state_keeper import StateKeeper
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.profiler.events import (
@@ -131,8 +132,8 @@ async def _measure(rate: int | None, seconds: float) -> _Round:
         profiler = _fleet()
         decider = Decider(RoutingSettings(budget_seconds=0.01))
         await decider.warm_up()
-        sessions = FleetSessions(FleetSettings(), profiler, OrderSettings())
-        flood = _Flood(profiler, store, StateKeeper(store, profiler, sessions))
+        links = NodeLinks(Registry(FleetSettings().lease_seconds))
+        flood = _Flood(profiler, store, StateKeeper(store, profiler, links))
         flood.teach()
         stop_at = time.monotonic() + seconds
         feeding = asyncio.create_task(flood.run(rate, stop_at))

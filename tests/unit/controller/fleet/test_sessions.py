@@ -11,7 +11,8 @@ from controller.domain.completion import Completion, FinishReason
 from controller.domain.order import MeasureSpeed
 from controller.domain.request import InferenceRequest
 from controller.fleet.convert import ATTRIBUTES, MODEL, BadReportError
-from controller.fleet.links import NodeLink
+from controller.fleet.links import NodeLink, NodeLinks
+from controller.fleet.registry import Registry
 from controller.fleet.sessions import FleetSessions, IncompatibleVersionError
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import Dispatched, Ended
@@ -36,15 +37,29 @@ class Fleet:
 
     def __init__(self, settings: FleetSettings = SETTINGS) -> None:
         self.profiler = ProfilerState(settings.lease_seconds)
-        self.sessions = FleetSessions(settings, self.profiler)
+        registry = Registry(settings.lease_seconds)
+        self.links = NodeLinks(registry)
         self.heard: list[tuple[Any, ...]] = []
-        self.sessions.on_progress = lambda *heard: self.heard.append(("progress", *heard))
-        self.sessions.on_completion = self._completed
-        self.sessions.on_lost = lambda *heard: self.heard.append(("lost", *heard))
+        self.settled: list[tuple[str, tuple[str, int]]] = []
+        self.is_kept_later = False
+        self.sessions = FleetSessions(
+            settings, self.profiler, registry, self.links, self, self._settled
+        )
 
-    def _completed(self, *heard: Any) -> bool:
+    def on_progress(self, *heard: Any) -> None:
+        self.heard.append(("progress", *heard))
+
+    def on_completion(self, *heard: Any) -> bool:
         self.heard.append(("completion", *heard))
-        return False
+        return self.is_kept_later
+
+    def on_node_lost(self, *heard: Any) -> None:
+        self.heard.append(("lost", *heard))
+
+    def _settled(self, node_id: NodeId) -> None:
+        self.settled.append((node_id, self.links.last_settled(node_id)))
+        if not self.is_kept_later:
+            self.links.acknowledge(node_id, *self.links.last_settled(node_id))
 
     def connect(
         self,
@@ -148,25 +163,21 @@ async def test_completion_is_acknowledged_and_taken_in_once(fleet: Fleet) -> Non
 
 
 async def test_a_fact_is_acknowledged_only_when_all_up_to_it_is_kept(fleet: Fleet) -> None:
-    settled: list[tuple[str, tuple[str, int]]] = []
-    fleet.sessions.on_settled = lambda node: settled.append(
-        (node, fleet.sessions.last_settled(node))
-    )
-    fleet.sessions.on_completion = lambda *_: True
+    fleet.is_kept_later = True
     link = fleet.connect()
     await sent(link, "probe")
     instance = introduction().instance_id
     fleet.receive(link, sequence=1, completion=answer())
     fleet.receive(link, sequence=2, order_update=fleet_pb2.OrderUpdate(order_id="o"))
-    assert settled == [(PI, (instance, 0))]  # the first is held, so the second is as well
+    assert fleet.settled == [(PI, (instance, 0))]  # the first is held, so the second is as well
     fleet.receive(link, sequence=1, completion=answer())
     assert (await sent(link, None)).acked_sequence == 0
-    assert fleet.sessions.settle(RequestId("r1")) == PI
-    assert fleet.sessions.settle(RequestId("r1")) is None
-    assert fleet.sessions.last_settled(PI) == (instance, 2)
+    assert fleet.links.settle(RequestId("r1")) == PI
+    assert fleet.links.settle(RequestId("r1")) is None
+    assert fleet.links.last_settled(PI) == (instance, 2)
     fleet.sessions.disconnect(link, "the network went")
     assert (await sent(fleet.connect(), "welcome")).welcome.acked_sequence == 0
-    fleet.sessions.acknowledge(PI, instance, 2)
+    fleet.links.acknowledge(PI, instance, 2)
     assert (await sent(fleet.connect(), "welcome")).welcome.acked_sequence == 2
 
 
@@ -326,10 +337,10 @@ def placement(node_id: NodeId = PI) -> Placement:
 async def test_work_goes_down_the_link_of_its_node(fleet: Fleet) -> None:
     link = fleet.connect()
     request = InferenceRequest(RequestId("r1"), "Hello")
-    assert fleet.sessions.send_work(PI, request, 2, placement(), 9.0)
+    assert fleet.links.send_work(PI, request, 2, placement(), 9.0)
     order = (await sent(link, "work")).work
     assert (order.request_id, order.attempt, order.model) == ("r1", 2, "small")
-    fleet.sessions.send_cancel(PI, RequestId("r1"), 2)
+    fleet.links.send_cancel(PI, RequestId("r1"), 2)
     cancel = (await sent(link, "cancel")).cancel
     assert (cancel.request_id, cancel.attempt) == ("r1", 2)
 
@@ -337,11 +348,11 @@ async def test_work_goes_down_the_link_of_its_node(fleet: Fleet) -> None:
 async def test_work_for_a_node_that_is_gone_is_not_sent(fleet: Fleet) -> None:
     """Case R20."""
     request = InferenceRequest(RequestId("r1"), "Hello")
-    assert not fleet.sessions.send_work(PI, request, 1, placement(), 9.0)
-    fleet.sessions.send_cancel(PI, RequestId("r1"), 1)
+    assert not fleet.links.send_work(PI, request, 1, placement(), 9.0)
+    fleet.links.send_cancel(PI, RequestId("r1"), 1)
     link = fleet.connect()
     fleet.sessions.disconnect(link, "gone")
-    assert not fleet.sessions.send_work(PI, request, 1, placement(), 9.0)
+    assert not fleet.links.send_work(PI, request, 1, placement(), 9.0)
 
 
 async def test_drain_reaches_the_node_and_outlives_its_reconnect(fleet: Fleet) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 from dataclasses import replace
 
-from controller.config import FleetSettings, OrderSettings
+from controller.config import FleetSettings
 from controller.domain.cluster import NodeKind, PowerProfile
 from controller.domain.node_report import NodeAttributes, NodeHello
-from controller.fleet.sessions import FleetSessions
+from controller.fleet.links import NodeLinks
+from controller.fleet.registry import Registry
 from controller.fleet.state_keeper import StateKeeper
 from controller.ids import NodeId
 from controller.profiler.events import NodeForgotten
@@ -46,18 +47,18 @@ class Recording(MemoryStore):
 
 def keeper_over(store: MemoryStore):
     profiler = ProfilerState(stale_seconds=10.0)
-    sessions = FleetSessions(FleetSettings(), profiler, OrderSettings())
-    keeper = StateKeeper(store, profiler, sessions)
+    links = NodeLinks(Registry(FleetSettings().lease_seconds))
+    keeper = StateKeeper(store, profiler, links)
     asyncio.run(keeper.restore())
-    return keeper, profiler, sessions
+    return keeper, profiler, links
 
 
 def test_a_finished_request_is_given_with_the_last_sequence_of_its_node():
     store = Recording()
     store.save_node(known(completed=3, acked=17))
-    keeper, _, sessions = keeper_over(store)
+    keeper, _, links = keeper_over(store)
     store.given.clear()
-    sessions.restore(NODE, False, "start-1", 18)  # one more fact has arrived
+    links.restore(NODE, False, "start-1", 18)  # one more fact has arrived
     keeper.finished(finished_record())
     assert store.given == ["request", "node 18"]
     assert store.load().nodes == (known(completed=3, acked=18),)
@@ -67,13 +68,13 @@ def test_what_a_node_told_of_a_request_that_went_on_elsewhere_is_kept_with_it():
     """Its fact is settled by the request's end, wherever that was answered."""
     store = Recording()
     store.save_node(known(completed=3, acked=17))
-    keeper, _, sessions = keeper_over(store)
+    keeper, _, links = keeper_over(store)
     store.given.clear()
-    sessions.restore(NODE, False, "start-1", 18)
+    links.restore(NODE, False, "start-1", 18)
     moved = finished_record()
     assert moved.placement is not None
     moved.placement = replace(moved.placement, chosen=candidate("elsewhere"))
-    sessions.settle = lambda request_id: NODE
+    links.settle = lambda request_id: NODE
     keeper.finished(moved)
     assert store.given == ["request", "node 18"]
 
