@@ -16,6 +16,7 @@ from controller.api.grpc_server import GrpcServer
 from controller.api.grpc_servicer import AdminServicer, RouterServicer
 from controller.api.service import RouterService
 from controller.config import Settings, SettingsError
+from controller.domain.policy_choice import KeptChoice
 from controller.fleet.links import NodeLinks
 from controller.fleet.node_metrics import register_node_metrics
 from controller.fleet.registry import Registry
@@ -97,6 +98,8 @@ async def serve(
             predictor,
             await _fitted(settings, predictor),
             policies_in(Path(folder).expanduser() if folder else None),
+            await _kept_choice(store),
+            store.save_choice,
         )
         await _serve(settings, certificate, decider, learner, store, stop, on_ready)
 
@@ -241,6 +244,18 @@ async def _storing(settings: Settings) -> AsyncIterator[ControllerStore]:
     finally:
         with anyio.CancelScope(shield=True):  # it has a deadline of its own
             await loop.run_in_executor(None, store.close, _STORE_SECONDS)
+
+
+async def _kept_choice(store: ControllerStore) -> KeptChoice | None:
+    """The policy that an operator chose before the last restart.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, store.load_choice)
+    except StorageError as error:
+        raise SettingsError(str(error)) from error
 
 
 @asynccontextmanager

@@ -72,7 +72,8 @@ class RoutingSettings:
     """How a batch is decided.
 
     Attributes:
-        policy: Policy at the start. `edge-controller policy set` changes it while serving.
+        policy: Policy that decides. `edge-controller policy set` overrides policy, weights and
+            normalisation until one of the three changes here.
         weights: Weights of quality, cost, energy and time. Scaled to a sum of 1.
         normalisation: Scaling of the four terms: payoff, minmax or random.
         budget_seconds: Time limit of the policy for one batch.

@@ -301,5 +301,11 @@ def print_policy(response: admin_pb2.GetPolicyResponse) -> None:
         f"{response.window_seconds:g} s, at most {response.max_batch_requests} requests\n"
         f"available: {', '.join(response.available_policies)}"
     )
+    if response.HasField("is_configured"):
+        console().print(
+            "from the settings"
+            if response.is_configured
+            else "set by `policy set`; a change of these settings overrides it"
+        )
     for each in response.fallbacks:
         console().print(f"{each.policy} left {each.requests} requests to another: {each.cause}")

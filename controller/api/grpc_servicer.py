@@ -140,6 +140,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             policy=choice.policy,
             weights=WEIGHTS.write(choice.weights),
             normalisation=choice.normalisation,
+            is_configured=self._service.is_policy_configured,
             available_policies=self._service.available_policies,
             window_seconds=self._batching.window_seconds,
             max_batch_requests=self._batching.max_requests,

@@ -15,6 +15,7 @@ from controller.domain.batch import BatchDecision, Placement, Weights
 from controller.domain.cluster import NodeState
 from controller.domain.node_report import ReportedModel
 from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
+from controller.domain.policy_choice import PolicyChoice
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import Account, RequestRecord
 from controller.errors import (
@@ -32,7 +33,7 @@ from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import NodeForgotten
 from controller.profiler.state import NodeRecord, ProfilerState
 from controller.quality.learner import Learner
-from controller.request_manager.decider import Decider, PolicyChoice
+from controller.request_manager.decider import Decider
 from controller.request_manager.manager import InferEvent, RequestManager
 from controller.request_manager.refusals import unknown_model_error
 from controller.routing.policy import FallbackCause
@@ -345,6 +346,11 @@ class RouterService:
     def policy(self) -> PolicyChoice:
         """The policy in force."""
         return self._decider.choice
+
+    @property
+    def is_policy_configured(self) -> bool:
+        """Whether the policy in force is the settings' own, rather than an operator's choice."""
+        return self._decider.is_configured
 
     @property
     def available_policies(self) -> tuple[str, ...]:

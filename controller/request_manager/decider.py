@@ -23,6 +23,7 @@ import structlog
 from controller.config import RoutingSettings
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.cluster import ClusterSnapshot
+from controller.domain.policy_choice import KeptChoice, PolicyChoice
 from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
@@ -68,15 +69,6 @@ _OVERRUN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyChoice:
-    """What decides: a policy's name, the objective's weights and its normalisation."""
-
-    policy: str
-    weights: Weights
-    normalisation: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Chosen:
     assignment: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
     lower_bound: float | None
@@ -102,6 +94,9 @@ class Decider:
         fitted: estimates quality, length and seconds by class; goes before the other where it knows
             model and hardware.
         find: gives the artifacts of learned policies; asked whenever one is chosen.
+        kept: what an operator chose before the last restart; it holds unless the settings' policy,
+            weights or normalisation have changed since.
+        keep: keeps what an operator chooses; None when the settings' own choice is in force.
 
     Attributes:
         fallbacks: requests of live batches that another policy decided than the one in force, by
@@ -117,6 +112,8 @@ class Decider:
         predictor: QualityPredictor | None = None,
         fitted: FittedPredictor | None = None,
         find: FindArtifact = no_artifact,
+        kept: KeptChoice | None = None,
+        keep: Callable[[KeptChoice | None], None] = lambda kept: None,
     ) -> None:
         self._settings = settings
         self._predictor = predictor
@@ -126,9 +123,37 @@ class Decider:
         self._memory = DecisionMemory()
         self.fallbacks: Counter[tuple[str, FallbackCause]] = Counter()
         self._policy = self._policy_named(settings.policy)
-        self._choice = PolicyChoice(
+        self._configured = self._choice = PolicyChoice(
             self._policy.name, Weights.scaled(*settings.weights), settings.normalisation
         )
+        self._keep = keep
+        if kept is not None:
+            self._take_up(kept)
+
+    def _take_up(self, kept: KeptChoice) -> None:
+        """Let an earlier choice hold on; what the settings say now wins if they have changed."""
+        if kept.configured != self._configured:
+            log.warning(
+                "policy.choice_dropped",
+                reason="the settings have changed since",
+                chosen=kept.choice.policy,
+                policy=self._configured.policy,
+            )
+            self._keep(None)
+            return
+        try:
+            self._policy = self._policy_named(kept.choice.policy)
+        except UnknownPolicyError as error:
+            log.warning(
+                "policy.choice_dropped",
+                reason=str(error),
+                chosen=kept.choice.policy,
+                policy=self._configured.policy,
+            )
+            self._keep(None)
+            return
+        self._choice = kept.choice
+        log.info("policy.choice_restored", policy=self._choice.policy)
 
     def register_metrics(self, metrics: Metrics) -> None:
         """Register the count of fallbacks."""
@@ -146,6 +171,11 @@ class Decider:
     def choice(self) -> PolicyChoice:
         """The policy in force."""
         return self._choice
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether the settings' own choice is in force, rather than an operator's."""
+        return self._choice == self._configured
 
     @property
     def available_policies(self) -> tuple[str, ...]:
@@ -172,6 +202,7 @@ class Decider:
         self._choice = PolicyChoice(
             self._policy.name, weights or self._choice.weights, normalisation
         )
+        self._keep(None if self.is_configured else KeptChoice(self._choice, self._configured))
         return self._choice
 
     async def decide(

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
+from controller.domain.policy_choice import KeptChoice
 from controller.domain.request_record import Account, RequestRecord
 from controller.ids import NodeId, RequestId
 from controller.telemetry.metrics import Metrics
@@ -152,6 +153,20 @@ class ControllerStore(Protocol):
         """Keep what is believed of these, each under its key."""
         ...
 
+    def load_choice(self) -> KeptChoice | None:
+        """The policy that an operator has chosen; None for none.
+
+        May read the disk.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        ...
+
+    def save_choice(self, choice: KeptChoice | None) -> None:
+        """Keep the policy that an operator has chosen; None drops it."""
+        ...
+
     def save_finished(self, record: RequestRecord) -> None:
         """Keep the story of a request that has ended; it must not change any more."""
         ...
@@ -222,12 +237,14 @@ class Unkept:
     nodes: dict[NodeId, KnownNode | None] = field(default_factory=dict)
     calibrations: dict[object, KnownCalibration] = field(default_factory=dict)
     finished: list[RequestRecord] = field(default_factory=list)
+    choices: list[KeptChoice | None] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.nodes) + len(self.calibrations) + len(self.finished)
+        return len(self.nodes) + len(self.calibrations) + len(self.finished) + len(self.choices)
 
     def prepend(self, earlier: "Unkept") -> None:
         """Put back what could not be written; what came since is newer."""
         self.nodes = {**earlier.nodes, **self.nodes}
         self.calibrations = {**earlier.calibrations, **self.calibrations}
         self.finished = earlier.finished + self.finished
+        self.choices = (earlier.choices + self.choices)[-1:]

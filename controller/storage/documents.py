@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
+from controller.domain.policy_choice import KeptChoice
 from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request_record import RequestRecord
 from controller.storage.base import FinishedRow
@@ -19,6 +20,7 @@ from controller.storage.base import FinishedRow
 KEPT_OTHERS: Final = 8
 """Destinations beside the chosen one that a kept explanation names."""
 
+CHOICE: Final = TypeAdapter(KeptChoice)
 HELLO: Final = TypeAdapter(NodeHello)
 CALIBRATION: Final = TypeAdapter(KnownCalibration)
 RECORD: Final = TypeAdapter(RequestRecord)

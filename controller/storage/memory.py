@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from controller.domain.known_calibration import CalibrationKey, KnownCalibration
+from controller.domain.policy_choice import KeptChoice
 from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import NodeId, RequestId
 from controller.storage.base import FinishedRow, KnownNode, Remembered, Retention, StoreState
@@ -17,6 +18,7 @@ class MemoryStore:
     def __init__(self, retention: Retention | None = None) -> None:
         self._retention = retention or Retention()
         self._told: Callable[[Sequence[KnownNode]], None] = lambda nodes: None
+        self._choice: KeptChoice | None = None
         self._nodes: dict[NodeId, KnownNode] = {}
         self._calibrations: dict[CalibrationKey, KnownCalibration] = {}
         self._finished: OrderedDict[RequestId, tuple[FinishedRow, bytes]] = OrderedDict()
@@ -44,6 +46,14 @@ class MemoryStore:
     def save_calibrations(self, calibrations: Sequence[KnownCalibration]) -> None:
         """Keep these."""
         self._calibrations.update({one.key: one for one in calibrations})
+
+    def load_choice(self) -> KeptChoice | None:
+        """The choice given last."""
+        return self._choice
+
+    def save_choice(self, choice: KeptChoice | None) -> None:
+        """Keep this one."""
+        self._choice = choice
 
     def save_finished(self, record: RequestRecord) -> None:
         """Keep the story of a request that has ended."""

@@ -12,10 +12,10 @@ from sqlalchemy import Table, select
 from sqlalchemy.dialects.sqlite import insert
 
 from controller.storage.base import FinishedRow, StorageError
-from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS
+from controller.storage.schema import CALIBRATIONS, CHOICES, NODES, REQUESTS
 from controller.storage.sqlite_file import FILE_NAME, locked, open_database
 
-_TABLES: Final = (NODES, CALIBRATIONS, REQUESTS)
+_TABLES: Final = (NODES, CALIBRATIONS, REQUESTS, CHOICES)
 
 
 @dataclass(frozen=True, slots=True)

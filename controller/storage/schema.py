@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-REVISION: Final = "0001"
+REVISION: Final = "0002"
 """The migration that makes these tables; `migrations/versions` has the way there."""
 
 METADATA: Final = MetaData()
@@ -30,6 +30,14 @@ CALIBRATIONS: Final = Table(
     Column("digest", String, primary_key=True),
     Column("engine_version", String, primary_key=True),
     Column("power_mode", String, primary_key=True),
+    Column("document", Text, nullable=False),
+    Column("saved_time", Float, nullable=False),
+)
+
+CHOICES: Final = Table(
+    "choices",
+    METADATA,
+    Column("name", String, primary_key=True),
     Column("document", Text, nullable=False),
     Column("saved_time", Float, nullable=False),
 )

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DBAPIError
 
 from controller.domain.known_calibration import KnownCalibration
+from controller.domain.policy_choice import KeptChoice
 from controller.domain.request_record import Account, RequestRecord, RequestState
 from controller.ids import NodeId, RequestId
 from controller.storage.base import (
@@ -30,6 +31,7 @@ from controller.storage.base import (
 )
 from controller.storage.documents import (
     CALIBRATION,
+    CHOICE,
     HELLO,
     RECORD,
     finished_columns,
@@ -37,7 +39,7 @@ from controller.storage.documents import (
     kept_record,
     record_document,
 )
-from controller.storage.schema import CALIBRATIONS, NODES, REQUESTS
+from controller.storage.schema import CALIBRATIONS, CHOICES, NODES, REQUESTS
 from controller.storage.sqlite_file import FILE_NAME, explained, locked, open_database
 
 log = structlog.get_logger()
@@ -52,6 +54,9 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 30.0
 
 _TIDY_SECONDS: Final = 600.0
+_POLICY: Final = "policy"
+"""The row of the chosen policy."""
+
 _FORGET_PROMPTS: Final = """
     UPDATE requests SET prompt = NULL, document = CAST(
         json_set(CAST(document AS TEXT), '$.request.prompt', '') AS BLOB
@@ -118,6 +123,12 @@ class SqliteStore:
             self._unkept.calibrations.update({one.key: one for one in calibrations})
             self._condition.notify_all()
 
+    def save_choice(self, choice: KeptChoice | None) -> None:
+        """Keep the policy that an operator has chosen."""
+        with self._condition:
+            self._unkept.choices = [choice]
+            self._condition.notify_all()
+
     def save_finished(self, record: RequestRecord) -> None:
         """Keep the story of a request that has ended."""
         with self._condition:
@@ -181,6 +192,19 @@ class SqliteStore:
             tuple(node for node in nodes if node is not None),
             tuple(one for one in calibrations if one is not None),
         )
+
+    def load_choice(self) -> KeptChoice | None:
+        """The policy that an operator has chosen."""
+        with self._reading() as connection:
+            document = connection.execute(
+                select(CHOICES.c.document).where(CHOICES.c.name == _POLICY)
+            ).scalar()
+        found: KeptChoice | None = (
+            None
+            if document is None
+            else _document(CHOICE.validate_json, document, "the chosen policy")
+        )
+        return found
 
     def find(self, request_id: RequestId) -> RequestRecord | None:
         """The story of a finished request."""
@@ -333,6 +357,12 @@ class SqliteStore:
             if taken.calibrations:
                 rows = [_calibration_row(one, now) for one in taken.calibrations.values()]
                 _put(connection, CALIBRATIONS, rows)
+            for choice in taken.choices:
+                connection.execute(delete(CHOICES).where(CHOICES.c.name == _POLICY))
+                if choice is not None:
+                    document = CHOICE.dump_json(choice).decode()
+                    row = {"name": _POLICY, "document": document, "saved_time": now}
+                    _put(connection, CHOICES, [row])
             if taken.finished:
                 latest = {record.request.request_id: record for record in taken.finished}
                 connection.execute(

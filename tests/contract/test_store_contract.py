@@ -5,9 +5,11 @@ import time
 
 import pytest
 
+from controller.domain.batch import Weights
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
 from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.node_report import ModelPhase, NodeAttributes, NodeHello, ReportedModel
+from controller.domain.policy_choice import KeptChoice, PolicyChoice
 from controller.domain.request_record import RequestState
 from controller.ids import ModelName, NodeId, RequestId
 from controller.storage.base import KnownNode, Retention
@@ -34,6 +36,12 @@ def node(name: str = "pi-1", done: int = 3) -> KnownNode:
 def calibration(mode: str = "15W", rate: float = 20.0) -> KnownCalibration:
     key = CalibrationKey("Raspberry Pi 5", "ab" * 32, "llama.cpp 1", mode)
     return KnownCalibration(key, dataclasses.replace(SPEEDS, decode_rate=rate), 9)
+
+
+def chosen(policy: str) -> KeptChoice:
+    weights = Weights.scaled(0.1, 0.2, 0.3, 0.7)
+    configured = PolicyChoice("greedy", Weights(), "payoff")
+    return KeptChoice(PolicyChoice(policy, weights, "minmax"), configured)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -100,6 +108,18 @@ def test_a_forgotten_node_is_gone(open_store):
     store.forget_node(NodeId("pi-1"))
     assert store.flush(10.0)
     assert store.load().nodes == ()
+
+
+def test_the_chosen_policy_comes_back_as_it_was_given_last_or_not_at_all(open_store):
+    store = open_store()
+    assert store.load_choice() is None
+    for name in ("memetic", "cheapest"):
+        store.save_choice(chosen(name))
+    assert store.flush(10.0)
+    assert store.load_choice() == chosen("cheapest")
+    store.save_choice(None)
+    assert store.flush(10.0)
+    assert store.load_choice() is None
 
 
 def test_the_story_of_a_request_can_be_read_but_not_its_prompt(open_store):

@@ -1,5 +1,6 @@
 """The controller's database under what befalls databases."""
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -7,21 +8,23 @@ import time
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from click.testing import CliRunner
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from controller.cli import main
 from controller.ids import RequestId
+from controller.request_manager.refusals import refusal_text
 from controller.storage import sqlite as module
 from controller.storage.base import Retention, StorageError
 from controller.storage.repair import check_storage, repair_storage
 from controller.storage.schema import METADATA, REVISION
 from controller.storage.sqlite import SqliteStore
 from controller.storage.sqlite_file import FILE_NAME, open_database
-from tests.contract.test_store_contract import calibration, node
+from tests.contract.test_store_contract import calibration, chosen, node
 from tests.fakes.records import finished_record
 from tests.fakes.small_disk import fill, remount, small_disk
 
@@ -136,6 +139,57 @@ def test_migrations_lead_to_the_tables_that_the_code_expects(tmp_path):
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
     engine.dispose()
+
+
+OLDEST = Path(__file__).parents[1] / "fixtures" / "schema_0001"
+"""What the first schema's code wrote into its documents."""
+
+
+def of_the_first_schema(path: Path) -> None:
+    """A database as the first schema has it: one node, one calibration and one request."""
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(module.__file__).parent / "migrations"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        documents = {
+            name: json.dumps(json.loads((OLDEST / f"{name}.json").read_text("utf-8")),
+                             separators=(",", ":"))
+            for name in ("hello", "calibration", "request")
+        }  # fmt: skip
+        for statement in (
+            "INSERT INTO nodes VALUES ('pi-1', :hello, 1, 3, 1, 2, 'start-1', 17, 1.0)",
+            "INSERT INTO calibrations VALUES "
+            "('Raspberry Pi 5', 'abab', 'llama.cpp 1', '15W', :calibration, 1.0)",
+            "INSERT INTO requests (request_id, finished_time, state, attempts, prompt_characters, "
+            "document) VALUES ('r-1', 1e12, 'completed', 1, 14, CAST(:request AS BLOB))",
+        ):
+            connection.execute(text(statement), documents)
+        connection.commit()
+    engine.dispose()
+
+
+def test_database_of_the_first_schema_opens_with_all_that_it_holds(tmp_path):
+    of_the_first_schema(tmp_path / FILE_NAME)
+    store = SqliteStore(tmp_path)
+    try:
+        remembered = store.load()
+        (node,) = remembered.nodes
+        assert (node.node_id, node.is_draining, node.acked_sequence) == ("pi-1", True, 17)
+        assert [model.name for model in node.hello.models] == ["small"]
+        (calibration,) = remembered.calibrations
+        assert calibration.calibration.decode_rate == 20.0
+        found = store.find(RequestId("r-1"))
+        assert found.account == finished_record().account
+        (other,) = found.placement.others
+        assert refusal_text(other) == "node is offline"
+        assert store.load_choice() is None
+        store.save_choice(chosen("memetic"))
+        assert store.flush(10.0)
+        assert store.load_choice() == chosen("memetic")
+    finally:
+        store.close(5.0)
 
 
 def test_retention_by_number_drops_the_oldest(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from controller.config import StorageSettings
-from pointsman.v1 import admin_pb2, router_pb2
+from controller.config import RoutingSettings, StorageSettings
+from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 from tests.fakes.fleet import running_fleet
 
 pytestmark = pytest.mark.anyio
@@ -47,6 +47,31 @@ async def test_nodes_drains_counts_and_explanations_survive_a_restart(tmp_path):
         await fleet.client.admin.ForgetNode(admin_pb2.ForgetNodeRequest(node_id="pi-1"), timeout=60)
     async with running_fleet(tmp_path) as fleet:
         assert set(await fleet.nodes()) == {"pi-2"}
+
+
+async def test_policy_that_was_set_decides_after_a_restart(tmp_path):
+    async with running_fleet(tmp_path) as fleet:
+        weights = types_pb2.ObjectiveWeights(quality=3, time=1)
+        await fleet.client.admin.SetPolicy(
+            admin_pb2.SetPolicyRequest(policy="round-robin", weights=weights), timeout=5
+        )
+        assert not (await policy_of(fleet)).is_configured
+    async with running_fleet(tmp_path) as fleet:
+        found = await policy_of(fleet)
+        assert (found.policy, found.weights.quality) == ("round-robin", 0.75)
+        assert not found.is_configured
+        await fleet.add_agent("pi-1")
+        _, account = await fleet.infer("What is a lighthouse?")
+        assert account.policy == "round-robin"
+    changed = RoutingSettings(policy="least-loaded")
+    async with running_fleet(tmp_path, routing=changed) as fleet:
+        found = await policy_of(fleet)
+        assert (found.policy, found.weights.quality) == ("least-loaded", 0.25)
+        assert found.is_configured
+
+
+async def policy_of(fleet) -> admin_pb2.GetPolicyResponse:
+    return await fleet.client.admin.GetPolicy(admin_pb2.GetPolicyRequest(), timeout=5)
 
 
 async def test_without_storage_nothing_is_written(tmp_path):

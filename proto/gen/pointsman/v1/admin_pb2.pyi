@@ -418,10 +418,15 @@ class GetPolicyResponse(_message.Message):
     WINDOW_SECONDS_FIELD_NUMBER: _builtins.int
     MAX_BATCH_REQUESTS_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
+    IS_CONFIGURED_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     normalisation: _builtins.str
     window_seconds: _builtins.float
     max_batch_requests: _builtins.int
+    is_configured: _builtins.bool
+    """Whether policy, weights and normalisation are the controller's settings. False: an operator set
+    them, which holds until the settings change. Absent from controllers that forget it at a restart.
+    """
     @_builtins.property
     def weights(self) -> _types_pb2.ObjectiveWeights: ...
     @_builtins.property
@@ -440,12 +445,15 @@ class GetPolicyResponse(_message.Message):
         window_seconds: _builtins.float = ...,
         max_batch_requests: _builtins.int = ...,
         fallbacks: _abc.Iterable[Global___PolicyFallbacks] | None = ...,
+        is_configured: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_is_configured", b"_is_configured", "is_configured", b"is_configured", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_policies", b"available_policies", "fallbacks", b"fallbacks", "max_batch_requests", b"max_batch_requests", "normalisation", b"normalisation", "policy", b"policy", "weights", b"weights", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_is_configured", b"_is_configured", "available_policies", b"available_policies", "fallbacks", b"fallbacks", "is_configured", b"is_configured", "max_batch_requests", b"max_batch_requests", "normalisation", b"normalisation", "policy", b"policy", "weights", b"weights", "window_seconds", b"window_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__is_configured: _TypeAlias = _typing.Literal["is_configured"]  # noqa: Y015
+    _WhichOneofArgType__is_configured: _TypeAlias = _typing.Literal["_is_configured", b"_is_configured"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_configured) -> _WhichOneofReturnType__is_configured | None: ...
 
 Global___GetPolicyResponse: _TypeAlias = GetPolicyResponse  # noqa: Y015
 

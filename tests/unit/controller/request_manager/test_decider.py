@@ -9,6 +9,7 @@ import pytest
 from controller.config import RoutingSettings
 from controller.domain.batch import Weights
 from controller.domain.cluster import ClusterSnapshot
+from controller.domain.policy_choice import KeptChoice, PolicyChoice
 from controller.domain.request import InferenceRequest
 from controller.errors import InvalidRequestError, NoDestinationError, UnknownPolicyError
 from controller.ids import ModelName, NodeId, RequestId
@@ -283,3 +284,62 @@ async def test_wrong_choice_is_refused_whole(decider: Decider) -> None:
 async def test_start_with_an_unknown_policy_is_refused() -> None:
     with pytest.raises(UnknownPolicyError):
         Decider(RoutingSettings(policy="no-such"))
+
+
+# -- the policy over restarts ----------------------------------------------------------------------
+
+
+class Kept:
+    """What is kept of an operator's choice."""
+
+    def __init__(self) -> None:
+        self.choice: KeptChoice | None = None
+
+    def __call__(self, choice: KeptChoice | None) -> None:
+        self.choice = choice
+
+    def restarted(self, **settings: object) -> Decider:
+        made = RoutingSettings(**{"policy": "round-robin", **settings})  # type: ignore[arg-type]
+        return Decider(made, kept=self.choice, keep=self)
+
+
+async def test_choice_of_an_operator_holds_over_a_restart() -> None:
+    kept = Kept()
+    assert kept.restarted().is_configured
+    chosen = kept.restarted().choose("least-loaded", Weights.scaled(1, 0, 0, 3), "minmax")
+    again = kept.restarted()
+    assert (again.choice, again.is_configured) == (chosen, False)
+    decision, _ = await again.decide(BATCH, FLEET)
+    assert decision.policy == "least-loaded"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"policy": "random"}, {"weights": (1.0, 0.0, 0.0, 0.0)}, {"normalisation": "minmax"}],
+)
+async def test_settings_that_have_changed_win_over_an_earlier_choice(
+    changed: dict[str, object],
+) -> None:
+    kept = Kept()
+    kept.restarted().choose("least-loaded", None, None)
+    made = kept.restarted(**changed)
+    assert made.is_configured
+    assert made.choice == kept.restarted(**changed).choice
+    assert kept.choice is None, "and the choice is gone for good"
+    assert kept.restarted().choice.policy == "round-robin"
+
+
+async def test_choice_that_is_taken_back_is_not_kept() -> None:
+    kept = Kept()
+    decider = kept.restarted()
+    decider.choose("least-loaded", None, None)
+    decider.choose("round-robin", None, None)
+    assert kept.choice is None
+
+
+async def test_chosen_policy_that_is_no_longer_installed_gives_way_to_the_settings() -> None:
+    kept = Kept()
+    configured = kept.restarted().choice
+    kept.choice = KeptChoice(PolicyChoice("gone", Weights(), "payoff"), configured)
+    assert kept.restarted().choice == configured
+    assert kept.choice is None
