@@ -1,13 +1,14 @@
 """The OpenAI-compatible HTTP door: its routes, and how an answer goes out on the wire."""
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Final, Protocol
 
 import anyio
 import structlog
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,7 +23,6 @@ from controller.domain.request_record import Account
 from controller.errors import RouterError
 from controller.gateway.openai import (
     AUTO_MODEL,
-    ChatCompletionRequest,
     ChunkBuilder,
     HttpFailure,
     Json,
@@ -44,7 +44,12 @@ log = structlog.get_logger()
 _UTF8: Final = frozenset({"charset=utf-8", 'charset="utf-8"', "charset=utf8"})
 
 Item = InferEvent | HttpFailure
-"""What the service says of one request; an Account or a failure is the last."""
+"""What the service says of one request."""
+
+_LAST: Final = (Account, HttpFailure)
+"""Items that end it."""
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class Router(Protocol):
@@ -159,14 +164,26 @@ class ChatCompletions:
         except HttpFailure as failure:
             await _failure_response(failure, request_id)(scope, receive, send)
             return
-        outgoing, items = anyio.create_memory_object_stream[Item](0)
-        exchange = _Exchange(request, inference, items, send, self._settings)
-        with outgoing, items:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_pump, self._router, inference, outgoing, name="http-infer")
-                tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope, name="http-gone")
-                await (exchange.stream() if request.is_stream else exchange.whole())
-                tasks.cancel_scope.cancel()
+        client = _Client(send, inference.request_id, self._settings.write_seconds)
+        created = int(time.time())
+        async with (
+            aclosing(_items(self._router, inference)) as items,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope, name="http-gone")
+            if request.is_stream:
+                chunks = ChunkBuilder(
+                    inference.request_id,
+                    inference.model or AUTO_MODEL,
+                    created,
+                    request.includes_usage,
+                )
+                stream = _EventStream(client, chunks, self._settings)
+                tasks.start_soon(stream.keep_alive, tasks.cancel_scope, name="http-keep-alive")
+                await stream.answer(items)
+            else:
+                await _answer_whole(client, items, created)
+            tasks.cancel_scope.cancel()
 
 
 async def _read_body(request: Request, settings: GatewaySettings) -> bytes:
@@ -204,10 +221,12 @@ async def _read_body(request: Request, settings: GatewaySettings) -> bytes:
     return bytes(body)
 
 
-async def _pump(
-    router: Router, inference: InferenceRequest, outgoing: MemoryObjectSendStream[Item]
-) -> None:
-    """Hand on what the router says, one event at a time; the last is an Account or a failure."""
+async def _items(router: Router, inference: InferenceRequest) -> AsyncGenerator[Item, None]:
+    """What the router says of one request; nothing raises, the last is an Account or a failure.
+
+    The router's iterator is closed before the last item is handed out: the request has ended,
+    however long its client takes to read that.
+    """
     last: Item = internal_failure()  # an iterator that just ends has answered nothing
     try:
         async with aclosing(router.infer(inference)) as events:
@@ -215,12 +234,12 @@ async def _pump(
                 if isinstance(event, Account):
                     last = account_failure(event) or event
                     break
-                await outgoing.send(event)
+                yield event
     except Exception as error:
         if not isinstance(error, RouterError):
             log.exception("http.request_crashed", request_id=inference.request_id)
         last = failure_of(error)
-    await outgoing.send(last)
+    yield last
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -229,90 +248,123 @@ async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-class _Exchange:
-    """One request's way back to its client."""
+class _Client:
+    """Who reads the answer; every write tells whether somebody still does."""
 
-    def __init__(
-        self,
-        request: ChatCompletionRequest,
-        inference: InferenceRequest,
-        items: MemoryObjectReceiveStream[Item],
-        send: Send,
-        settings: GatewaySettings,
-    ) -> None:
-        self._inference = inference
-        self._items = items
+    def __init__(self, send: Send, request_id: RequestId, write_seconds: float) -> None:
+        self.request_id = request_id
         self._send = send
-        self._settings = settings
-        self._created = int(time.time())
-        self._chunks = ChunkBuilder(
-            inference.request_id,
-            inference.model or AUTO_MODEL,
-            self._created,
-            request.includes_usage,
+        self._write_seconds = write_seconds
+
+    async def begin(self, status: int, headers: Headers) -> bool:
+        """Send the status line and the headers."""
+        return await self._write(
+            {"type": "http.response.start", "status": status, "headers": headers}
         )
 
-    async def whole(self) -> None:
-        """Answer in one piece."""
-        texts: list[str] = []
-        while True:
-            item = await self._items.receive()
-            match item:
-                case RoutedTo():
-                    continue
-                case Text():
-                    texts.append(item.text)
-                    continue
-                case Account():
-                    answer = chat_completion(item, "".join(texts), self._created)
-                    response = _json(answer, 200, _id_header(self._inference.request_id))
-                case HttpFailure():
-                    response = _failure_response(item, self._inference.request_id)
-            await self._write_response(response)
-            return
+    async def body(self, data: bytes, is_last: bool) -> bool:
+        """Send a piece of the body."""
+        return await self._write(
+            {"type": "http.response.body", "body": data, "more_body": not is_last}
+        )
 
-    async def stream(self) -> None:
-        """Answer with server-sent events.
+    async def respond(self, response: Response) -> bool:
+        """Send a whole response."""
+        return await self.begin(response.status_code, response.raw_headers) and await self.body(
+            bytes(response.body), is_last=True
+        )
 
-        The status line waits for the first event, an error or `hold_seconds`. After that an error
-        is a frame of its own, and the stream ends without a finish reason and without [DONE].
+    async def _write(self, message: dict[str, object]) -> bool:
+        with anyio.move_on_after(self._write_seconds) as scope:
+            try:
+                await self._send(message)
+            except OSError:  # how ASGI 2.4 servers say that the client left
+                return False
+        if scope.cancelled_caught:
+            log.warning("http.client_stalled", request_id=self.request_id)
+        return not scope.cancelled_caught
+
+
+async def _answer_whole(client: _Client, items: AsyncIterator[Item], created: int) -> None:
+    """Answer in one piece."""
+    texts: list[str] = []
+    async for item in items:
+        match item:
+            case RoutedTo():
+                pass
+            case Text():
+                texts.append(item.text)
+            case Account():
+                answer = chat_completion(item, "".join(texts), created)
+                await client.respond(_json(answer, 200, _id_header(client.request_id)))
+            case HttpFailure():
+                await client.respond(_failure_response(item, client.request_id))
+
+
+class _EventStream:
+    """Answers with server-sent events.
+
+    The status line waits for the first event, an error or `hold_seconds`. After that an error is a
+    frame of its own, and the stream ends without a finish reason and without [DONE].
+    """
+
+    def __init__(self, client: _Client, chunks: ChunkBuilder, settings: GatewaySettings) -> None:
+        self._client = client
+        self._chunks = chunks
+        self._settings = settings
+        self._has_begun = self._has_ended = False
+        self._written_at = -math.inf
+        self._writing = asyncio.Lock()
+
+    async def answer(self, items: AsyncIterator[Item]) -> None:
+        """Write what comes, to the last item or until nobody reads any more."""
+        async for item in items:
+            async with self._writing:
+                self._has_ended = isinstance(item, _LAST)
+                if isinstance(item, HttpFailure) and not self._has_begun:
+                    await self._client.respond(_failure_response(item, self._client.request_id))
+                elif not await self._write(self._frames(item)):
+                    return
+
+    async def keep_alive(self, scope: anyio.CancelScope) -> None:
+        """Begin when nothing has come for too long, then comment on each long silence.
+
+        Args:
+            scope: is cancelled when nobody reads any more.
         """
-        item = await self._next(self._settings.hold_seconds)
-        if isinstance(item, HttpFailure):
-            await self._write_response(_failure_response(item, self._inference.request_id))
-            return
+        await anyio.sleep(self._settings.hold_seconds)
+        while True:
+            async with self._writing:
+                if self._has_ended:
+                    return
+                silence = anyio.current_time() - self._written_at
+                is_quiet = silence >= self._settings.keep_alive_seconds
+                if is_quiet and not await self._write(b": waiting\n\n"):
+                    scope.cancel()
+            await anyio.sleep_until(self._written_at + self._settings.keep_alive_seconds)
+
+    async def _write(self, data: bytes) -> bool:
+        if not self._has_begun:
+            self._has_begun = True
+            if not await self._client.begin(200, self._headers()):
+                return False
+        if not data:
+            return True
+        is_read = await self._client.body(data, self._has_ended)
+        self._written_at = anyio.current_time()
+        return is_read
+
+    def _headers(self) -> Headers:
         headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",  # nginx would hold the stream back
-            **_id_header(self._inference.request_id),
+            **_id_header(self._client.request_id),
         }
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        is_read = await self._write({"type": "http.response.start", "status": 200, "headers": raw})
-        written_at = anyio.current_time()
-        while is_read:
-            is_last = isinstance(item, Account | HttpFailure)
-            data = self._frames(item)
-            if data:
-                is_read = await self._write(
-                    {"type": "http.response.body", "body": data, "more_body": not is_last}
-                )
-                written_at = anyio.current_time()
-            if is_last:
-                return
-            quiet_until = written_at + self._settings.keep_alive_seconds
-            item = await self._next(quiet_until - anyio.current_time())
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
 
-    async def _next(self, seconds: float) -> Item | None:
-        """The next item; None when there is none for this long."""
-        with anyio.move_on_after(seconds):
-            return await self._items.receive()
-        return None
-
-    def _frames(self, item: Item | None) -> bytes:
+    def _frames(self, item: Item) -> bytes:
         match item:
-            case None:
-                return b": waiting\n\n"
             case RoutedTo():
                 return _sse(self._chunks.routed(item))
             case Text():
@@ -321,27 +373,6 @@ class _Exchange:
                 return _sse(self._chunks.finished(item)) + b"data: [DONE]\n\n"
             case HttpFailure():
                 return _sse([item.body()])
-
-    async def _write_response(self, response: Response) -> None:
-        await self._write(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": response.raw_headers,
-            }
-        )
-        await self._write({"type": "http.response.body", "body": bytes(response.body)})
-
-    async def _write(self, message: dict[str, object]) -> bool:
-        """Send to the client; False when it takes in nothing any more."""
-        with anyio.move_on_after(self._settings.write_seconds) as scope:
-            try:
-                await self._send(message)
-            except OSError:  # how ASGI 2.4 servers say that the client left
-                return False
-        if scope.cancelled_caught:
-            log.warning("http.client_stalled", request_id=self._inference.request_id)
-        return not scope.cancelled_caught
 
 
 def _sse(objects: list[Json]) -> bytes:

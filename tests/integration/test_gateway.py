@@ -7,7 +7,7 @@ import ipaddress
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -729,3 +729,36 @@ def write_certificate(folder: Path, passphrase: bytes | None = None) -> tuple[Pa
         )
     )
     return certfile, keyfile
+
+
+# -- below a server --------------------------------------------------------------------------------
+
+
+async def test_refusal_that_goes_out_slowly_is_not_followed_by_a_stream() -> None:
+    """1. a refusal begins to go out; 2. the hold time passes; 3. the refusal is out."""
+    sent: list[str] = []
+    body = json.dumps({"messages": HELLO, "stream": True}).encode()
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, object]:
+        if not incoming:
+            await asyncio.Event().wait()
+        return incoming.pop()
+
+    async def send(message: MutableMapping[str, object]) -> None:
+        if not sent:
+            await asyncio.sleep(0.05)
+        sent.append(str(message["type"]))
+
+    settings = GatewaySettings(hold_seconds=0.01, keep_alive_seconds=0.01)
+    app = build_app(ScriptedRouter(NoDestinationError("No node can.")), settings=settings)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
+    with anyio.fail_after(PATIENCE_SECONDS):
+        await app(scope, receive, send)
+    assert sent == ["http.response.start", "http.response.body"]

@@ -42,12 +42,12 @@ def composed(decider: Decider | None = None, learner: Learner | None = None) -> 
 
 
 def test_metrics_have_the_names_types_and_labels_that_dashboards_know() -> None:
-    """Adding one adds a line; changing or dropping one breaks somebody's dashboard."""
-    described = [
+    """Changing or dropping one breaks somebody's dashboard; a new one is in docs/metrics.md."""
+    described = {
         f"{metric.name} {metric.kind} {','.join(metric.labels)}".rstrip()
         for metric in composed().metrics.described
-    ]
-    assert described == GOLDEN.read_text(encoding="utf-8").splitlines()
+    }
+    assert set(GOLDEN.read_text(encoding="utf-8").splitlines()) - described == set()
 
 
 def test_one_policy_may_leave_requests_for_several_causes() -> None:
