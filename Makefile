@@ -8,6 +8,9 @@ OLDEST_VENV := .venv-oldest
 STAMPS := $(VENV)/.stamps
 CACHE ?= $(HOME)/.cache/pointsman
 ARGS ?=
+# Tests of one file run in one process, which shares what is costly to start.
+JOBS ?= 2
+PARALLEL := --numprocesses=$(JOBS) --dist=loadfile
 
 .DEFAULT_GOAL := help
 
@@ -78,8 +81,12 @@ docs-write: setup ## write the reference pages again
 	@$(BIN)/python docs/generate.py
 
 .PHONY: test
-test: setup models compiled ## all tests but the privileged ones
-	@$(BIN)/pytest -q -m "not privileged" $(ARGS)
+test: setup models compiled ## all tests but the slow and the privileged ones, in JOBS processes
+	@$(BIN)/pytest -q $(PARALLEL) -m "not slow and not privileged" $(ARGS)
+
+.PHONY: test-slow
+test-slow: setup models compiled ## the demonstration, experiments and other tests that take long
+	@$(BIN)/pytest -q -m "slow and not privileged" $(ARGS)
 
 .PHONY: test-privileged
 test-privileged: setup models compiled ## tests that boot a Debian host; needs root, debootstrap and systemd-nspawn
@@ -89,12 +96,12 @@ $(OLDEST_VENV)/.installed: pyproject.toml constraints.txt
 	@$(OLDEST) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 10))' || { echo "Name a Python 3.10: make test-oldest OLDEST=python3.10"; exit 1; }
 	@test -x $(OLDEST_VENV)/bin/python || $(OLDEST) -m venv $(OLDEST_VENV)
 	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller]" hypothesis openai pytest pytest-timeout scipy
+	@$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[agent,controller]" hypothesis openai pytest pytest-timeout pytest-xdist scipy
 	@touch $@
 
 .PHONY: test-oldest
 test-oldest: models $(OLDEST_VENV)/.installed ## the agent's tests on the oldest Python there is on a Jetson (OLDEST=python3.10)
-	@$(OLDEST_VENV)/bin/pytest -q -m "not privileged and not data" tests/unit/edge_agent tests/contract $(wildcard tests/integration/test_agent*.py tests/integration/test_fleet*.py tests/integration/test_models_pull.py tests/integration/test_openai_engine.py) $(ARGS)
+	@$(OLDEST_VENV)/bin/pytest -q $(PARALLEL) -m "not privileged and not data" tests/unit/edge_agent tests/contract $(wildcard tests/integration/test_agent*.py tests/integration/test_fleet*.py tests/integration/test_models_pull.py tests/integration/test_openai_engine.py) $(ARGS)
 
 .PHONY: compiled
 compiled: setup ## compile the searches, which takes about a minute the first time

@@ -80,6 +80,7 @@ class RoutingSettings:
         seed: Seed of the policy's random generator.
         ppo_artifacts: Folder written by `edge-controller lab train`, with `ppo` and `ppo-set`.
             Without the folder or the policy in it, `greedy-reward` decides.
+        marginal_energy: Leave idle power out of the energy, for boards that are never switched off.
     """
 
     policy: str = "memetic"
@@ -88,6 +89,7 @@ class RoutingSettings:
     budget_seconds: float = 0.05
     seed: int = 0
     ppo_artifacts: str = ""
+    marginal_energy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

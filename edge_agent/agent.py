@@ -22,6 +22,16 @@ from edge_agent.serving.lifecycle import ModelPhase
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.work import WorkDesk
 from edge_agent.status import StatusObject
+from edge_agent.status_object import (
+    AgentStatus,
+    CompletionStatus,
+    ControllerStatus,
+    EnergyStatus,
+    HealthStatus,
+    MemoryStatus,
+    ModelStatus,
+    RequestsStatus,
+)
 
 log = structlog.get_logger()
 
@@ -56,7 +66,7 @@ class Agent:
     def is_healthy(self) -> bool:
         """Whether every part can still say how it is; the event loop's own life is implied."""
         try:
-            self.snapshot()
+            self.status()
         except Exception:
             log.exception("agent.unhealthy")
             return False
@@ -98,93 +108,101 @@ class Agent:
         )
 
     def snapshot(self) -> StatusObject:
-        """The stable object of `edge-agent status --json`; keys are only ever added."""
+        """The stable object of `edge-agent status --json`."""
+        return self.status().to_json()
+
+    def status(self) -> AgentStatus:
+        """What the agent and its parts are doing now."""
         sample, now = self.sample, time.monotonic()
-        return {
-            "state": self.state.value,
-            "node_id": self.settings.node_id,
-            "kind": self.settings.kind,
-            "agent_version": __version__,
-            "hardware": self.settings.hardware or self.host.hardware,
-            "uptime_seconds": round(now - self.started_at, 1),
-            "needs_reboot": self.needs_reboot,
-            "controller": {
-                "address": self.settings.controller.address,
-                "is_connected": self.link.is_connected,
-                "connected_seconds": self.link.connected_seconds,
-                "last_error": self.link.last_error,
-                "unacknowledged_completions": self.link.unacknowledged_completions,
-            },
-            "models": [_model_status(model) for model in self.models.models.values()],
-            "health": None if sample is None else _health_status(sample, self.sampler),
-            "memory": {
-                "budget_bytes": self.models.budget_bytes,
-                "reserved_bytes": self.models.reserved_bytes,
-                "largest_free_block_bytes": largest_free_block_bytes(),
-            },
-            "energy": _energy_status(self.sampler, self.energy_today, now),
-            "requests": {
-                "running": self.desk.running_requests,
-                "completed": self.desk.completed_requests,
-                "failed": self.desk.failed_requests,
-                "energy_joules": self.desk.energy_joules,
-                "prefill_joules": self.desk.prefill_joules,
-                "decode_joules": self.desk.decode_joules,
-                "energy_source": _weakest(self.desk.energy_sources),
-                "recent": [_completion_status(entry, now) for entry in self.desk.recent],
-            },
-            "issues": self.issues(),
-        }
+        return AgentStatus(
+            state=self.state.value,
+            node_id=self.settings.node_id,
+            kind=self.settings.kind,
+            agent_version=__version__,
+            hardware=self.settings.hardware or self.host.hardware,
+            uptime_seconds=round(now - self.started_at, 1),
+            needs_reboot=self.needs_reboot,
+            controller=ControllerStatus(
+                address=self.settings.controller.address,
+                is_connected=self.link.is_connected,
+                connected_seconds=self.link.connected_seconds,
+                last_error=self.link.last_error,
+                unacknowledged_completions=self.link.unacknowledged_completions,
+            ),
+            models=tuple(_model_status(model) for model in self.models.models.values()),
+            health=None if sample is None else _health_status(sample, self.sampler),
+            memory=MemoryStatus(
+                budget_bytes=self.models.budget_bytes,
+                reserved_bytes=self.models.reserved_bytes,
+                largest_free_block_bytes=largest_free_block_bytes(),
+            ),
+            energy=_energy_status(self.sampler, self.energy_today, now),
+            requests=_requests_status(self.desk, now),
+            issues=tuple(self.issues()),
+        )
 
 
-def _completion_status(completion: Completion, now: float) -> StatusObject:
+def _requests_status(desk: WorkDesk, now: float) -> RequestsStatus:
+    return RequestsStatus(
+        running=desk.running_requests,
+        completed=desk.completed_requests,
+        failed=desk.failed_requests,
+        energy_joules=desk.energy_joules,
+        prefill_joules=desk.prefill_joules,
+        decode_joules=desk.decode_joules,
+        energy_source=_weakest(desk.energy_sources),
+        recent=tuple(_completion_status(entry, now) for entry in desk.recent),
+    )
+
+
+def _completion_status(completion: Completion, now: float) -> CompletionStatus:
     ended_at, usage = completion.ended_at, completion.usage
-    return {
-        "request_id": completion.request_id,
-        "model": completion.model,
-        "outcome": completion.outcome.value,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_seconds": round(completion.total_seconds, 3),
-        "ended_seconds_ago": None if ended_at is None else round(now - ended_at, 1),
-        "energy_joules": usage.energy_joules,
-        "prefill_joules": usage.prefill_joules,
-        "decode_joules": usage.decode_joules,
-        "energy_source": usage.energy_source,
-        "message": completion.message,
-    }
+    return CompletionStatus(
+        request_id=completion.request_id,
+        model=completion.model,
+        outcome=completion.outcome.value,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_seconds=round(completion.total_seconds, 3),
+        ended_seconds_ago=None if ended_at is None else round(now - ended_at, 1),
+        energy_joules=usage.energy_joules,
+        prefill_joules=usage.prefill_joules,
+        decode_joules=usage.decode_joules,
+        energy_source=usage.energy_source,
+        message=completion.message,
+    )
 
 
-def _health_status(sample: HostSample, sampler: PowerSampler) -> StatusObject:
+def _health_status(sample: HostSample, sampler: PowerSampler) -> HealthStatus:
     power = sampler.power()
-    return {
-        "cpu_utilisation_ratio": sample.cpu_utilisation_ratio,
-        "gpu_utilisation_ratio": sampler.gpu_utilisation_ratio,
-        "memory_available_bytes": sample.memory_available_bytes,
-        "temperature_celsius": sample.temperature_celsius,
-        "is_throttled": sample.is_throttled,
-        "limits": list(sampler.board.limits),
-        "power_watts": power.power_watts,
-        "power_source": _name(power.source),
-        "power_coverage": None if power.coverage is None else power.coverage.value,
-        "power_relative_error": power.relative_error,
-        "power_sample_hertz": power.sample_hertz,
-        "power_age_seconds": power.age_seconds,
-        "power_detail": power.detail,
-        "power_mode": sampler.board.power_mode or None,
-    }
+    return HealthStatus(
+        cpu_utilisation_ratio=sample.cpu_utilisation_ratio,
+        gpu_utilisation_ratio=sampler.gpu_utilisation_ratio,
+        memory_available_bytes=sample.memory_available_bytes,
+        temperature_celsius=sample.temperature_celsius,
+        is_throttled=sample.is_throttled,
+        limits=tuple(sampler.board.limits),
+        power_watts=power.power_watts,
+        power_source=_name(power.source),
+        power_coverage=None if power.coverage is None else power.coverage.value,
+        power_relative_error=power.relative_error,
+        power_sample_hertz=power.sample_hertz,
+        power_age_seconds=power.age_seconds,
+        power_detail=power.detail,
+        power_mode=sampler.board.power_mode or None,
+    )
 
 
-def _energy_status(sampler: PowerSampler, today: EnergyToday, now: float) -> StatusObject:
+def _energy_status(sampler: PowerSampler, today: EnergyToday, now: float) -> EnergyStatus:
     totals = sampler.totals()
-    return {
-        "today_joules": today.add(totals.total_joules, now),
-        "total_joules": totals.total_joules,
-        "requests_joules": totals.requests_joules,
-        "idle_joules": totals.idle_joules,
-        "measured_seconds": totals.measured_seconds,
-        "estimated_seconds": totals.estimated_seconds,
-    }
+    return EnergyStatus(
+        today_joules=today.add(totals.total_joules, now),
+        total_joules=totals.total_joules,
+        requests_joules=totals.requests_joules,
+        idle_joules=totals.idle_joules,
+        measured_seconds=totals.measured_seconds,
+        estimated_seconds=totals.estimated_seconds,
+    )
 
 
 def _name(source: str | None) -> str:
@@ -196,26 +214,27 @@ def _weakest(sources: set[str]) -> str:
     return _name(next(iter(sources))) if len(sources) == 1 else ESTIMATE
 
 
-def _model_status(model: HostedModel) -> StatusObject:
+def _model_status(model: HostedModel) -> ModelStatus:
     stats = model.engine.stats() if model.engine else None
-    return {
-        "name": model.settings.name,
-        "phase": model.phase.value,
-        "issue": model.issue or None,
-        "slots": stats.slots if stats else model.settings.slots,
-        "busy_slots": stats.busy_slots if stats else 0,
-        "queued_requests": stats.queued_requests if stats else 0,
-        "context_tokens": model.loaded.context_tokens if model.loaded else None,
-        "resident_bytes": stats.resident_bytes if stats else None,
-        "reserved_bytes": model.reserved_bytes or None,
-        "is_pinned": model.is_pinned,
-        "progress_ratio": model.progress_ratio,
-        "power_mode": model.speeds.power_mode or None if model.speeds else None,
-        "prefill_joules_per_token": model.speeds.prefill_joules_per_token if model.speeds else None,
-        "decode_joules_per_token": model.speeds.decode_joules_per_token if model.speeds else None,
-        "prefill_tokens_per_second": model.speeds.prefill_rate if model.speeds else None,
-        "decode_tokens_per_second": model.speeds.decode_rate if model.speeds else None,
-        "saturated_decode_tokens_per_second": model.speeds.saturated_decode_rate
-        if model.speeds
+    speeds = model.speeds
+    return ModelStatus(
+        name=model.settings.name,
+        phase=model.phase.value,
+        issue=model.issue or None,
+        slots=stats.slots if stats else model.settings.slots,
+        busy_slots=stats.busy_slots if stats else 0,
+        queued_requests=stats.queued_requests if stats else 0,
+        context_tokens=model.loaded.context_tokens if model.loaded else None,
+        resident_bytes=stats.resident_bytes if stats else None,
+        reserved_bytes=model.reserved_bytes or None,
+        is_pinned=model.is_pinned,
+        progress_ratio=model.progress_ratio,
+        power_mode=speeds.power_mode or None if speeds else None,
+        prefill_joules_per_token=speeds.prefill_joules_per_token if speeds else None,
+        decode_joules_per_token=speeds.decode_joules_per_token if speeds else None,
+        prefill_tokens_per_second=speeds.prefill_tokens_per_second if speeds else None,
+        decode_tokens_per_second=speeds.decode_tokens_per_second if speeds else None,
+        saturated_decode_tokens_per_second=speeds.saturated_decode_tokens_per_second
+        if speeds
         else None,
-    }
+    )

@@ -27,7 +27,7 @@ from edge_agent.reload import plan_reload
 from edge_agent.sensors.base import HostSample, Sensor
 from edge_agent.sensors.board import BoardSensor
 from edge_agent.sensors.energy_today import EnergyToday
-from edge_agent.sensors.host import HostSensor
+from edge_agent.sensors.host import HostSensor, ProcessorLoad
 from edge_agent.sensors.power_mode import read_power_mode
 from edge_agent.sensors.power_model import PowerModel, power_model
 from edge_agent.sensors.sampler import PowerSampler, board_sensors
@@ -53,8 +53,9 @@ async def measure(engine: InferenceEngine, slots: int) -> Speeds:
     """The speeds that the controller plans with."""
     from edge_agent.bench import calibrate
 
+    load = ProcessorLoad()
     prefill, decode, saturated = await calibrate(engine, slots)
-    return Speeds(prefill, decode, max(decode, saturated))
+    return Speeds(prefill, decode, max(decode, saturated), utilisation_ratio=load.ratio())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ async def run(
             agent.power,
             settings.power.transmit_watts,
             settings.power.receive_watts,
+            settings.link,
         )
         if settings.hardware:
             message.hardware = settings.hardware

@@ -127,13 +127,15 @@ async def run_bench(
         model = await engine.load()
         load_seconds = clock() - started_at
         counts = sorted({n for n in SEQUENCE_COUNTS if n < model.slots} | {1, model.slots})
-        await decode_rate(engine, 1, seconds / 4, clock)  # the first tokens pay for cold caches
+        await decode_tokens_per_second(
+            engine, 1, seconds / 4, clock
+        )  # the first tokens pay for cold caches
         prefill: list[float] = []
         decode: dict[int, list[float]] = {count: [] for count in counts}
         for _ in range(rounds):
             prefill.append(await _prefill_rate(engine, seconds, clock))
             for count in counts:
-                decode[count].append(await decode_rate(engine, count, seconds, clock))
+                decode[count].append(await decode_tokens_per_second(engine, count, seconds, clock))
     return BenchReport(
         model=settings.model_path.name,
         description=model.description,
@@ -180,13 +182,15 @@ async def calibrate(
         EngineError: the engine failed, or nothing could be measured.
     """
     seconds, rounds = (1.0, 1) if quick else (2.0, 2)
-    await decode_rate(engine, 1, 0.3, clock)  # the first tokens pay for cold caches
+    await decode_tokens_per_second(engine, 1, 0.3, clock)  # the first tokens pay for cold caches
     prefill, alone, together = [], [], []
     for _ in range(rounds):
         prefill.append(await _prefill_rate(engine, seconds, clock))
-        alone.append(await decode_rate(engine, 1, seconds, clock))
+        alone.append(await decode_tokens_per_second(engine, 1, seconds, clock))
         together.append(
-            await decode_rate(engine, slots, seconds, clock) if slots > 1 else alone[-1]
+            await decode_tokens_per_second(engine, slots, seconds, clock)
+            if slots > 1
+            else alone[-1]
         )
     one_rate = statistics.median(alone)
     return (
@@ -230,7 +234,7 @@ async def _timed_prefill(
     return (last - first) / max(last_at - first_at, _LEAST_SECONDS)
 
 
-async def decode_rate(
+async def decode_tokens_per_second(
     engine: InferenceEngine, sequences: int, seconds: float, clock: Clock
 ) -> float:
     """Tokens per second of some sequences together, while all of them are being decoded.

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 
-from edge_agent.bench import STORY_OPENINGS, decode_rate
+from edge_agent.bench import STORY_OPENINGS, decode_tokens_per_second
 from edge_agent.engine.base import (
     EngineSettings,
     Finished,
@@ -113,12 +113,12 @@ async def run_beside(
         await engine.load()
 
         async def measure_ours() -> None:
-            ours.append(await decode_rate(engine, settings.slots, 3600.0, clock))
+            ours.append(await decode_tokens_per_second(engine, settings.slots, 3600.0, clock))
 
         async def measure_theirs() -> None:
             theirs.append(await _tool_rate(tool, settings))
 
-        await decode_rate(engine, settings.slots, 1.0, clock)  # warms the caches
+        await decode_tokens_per_second(engine, settings.slots, 1.0, clock)  # warms the caches
         for number in range(rounds):
             order = [measure_ours, measure_theirs]
             for measure in order if number % 2 == 0 else reversed(order):

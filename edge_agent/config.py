@@ -56,6 +56,21 @@ class PowerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """The node's link to the controller, when its traffic costs money or is capped.
+
+    Attributes:
+        is_metered: Send nothing only to measure the link. Always so if the link has a price.
+        receive_usd_per_gigabyte: Price of received data (prompts), counted by routing.
+        transmit_usd_per_gigabyte: Price of transmitted data (answers), counted by routing.
+    """
+
+    is_metered: bool = False
+    receive_usd_per_gigabyte: float = 0.0
+    transmit_usd_per_gigabyte: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class MemorySettings:
     """Memory that loaded models may take together, and when they give it back.
 
@@ -90,6 +105,7 @@ class Settings:
         log_level: Least level logged: debug, info, warning or error.
         controller: where the controller is.
         power: what the board draws.
+        link: what traffic to the controller costs.
         memory: what loaded models may take together.
         models: what this node serves.
     """
@@ -104,6 +120,7 @@ class Settings:
     log_level: str = "info"
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     power: PowerSettings = field(default_factory=PowerSettings)
+    link: LinkSettings = field(default_factory=LinkSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     models: tuple[ModelSettings, ...] = ()
 
@@ -191,6 +208,12 @@ def _check(settings: Settings) -> list[str]:
     idle, busy = power.idle_watts, power.max_watts
     if idle is not None and busy is not None and idle > busy:
         problems.append("power.max_watts: at least idle_watts")
+    link = settings.link
+    problems += [
+        f"link.{name}: 0 or more, not {getattr(link, name)}"
+        for name in ("receive_usd_per_gigabyte", "transmit_usd_per_gigabyte")
+        if not 0 <= getattr(link, name) < 1e9
+    ]
     problems += [f"memory.{problem}" for problem in _memory_problems(settings.memory)]
     names = [model.name for model in settings.models if model.name]
     problems += [f"models: {name!r} is listed twice" for name in {*names} if names.count(name) > 1]

@@ -42,7 +42,7 @@ def _differences(one: Settings, other: Settings) -> tuple[str, ...]:
         before, after = getattr(one, entry.name), getattr(other, entry.name)
         if before == after:
             continue
-        if entry.name in ("controller", "power"):
+        if entry.name in ("controller", "power", "link"):
             found += [
                 f"{entry.name}.{part.name}"
                 for part in fields(before)

@@ -39,9 +39,9 @@ class Calibration:
     """Measured speeds of one model on one node, tokens per second; all above 0.
 
     Attributes:
-        prefill_rate: F_P.
-        decode_rate: F_1, one sequence alone.
-        saturated_decode_rate: F_B, all slots together; at least F_1.
+        prefill_tokens_per_second: F_P.
+        decode_tokens_per_second: F_1, one sequence alone.
+        saturated_decode_tokens_per_second: F_B, all slots together; at least F_1.
         utilisation_ratio: u, share of the node's power range in use under load, 0 to 1.
         measured_slots: sequences that decoded at once for F_B; 0 means as many as there are slots.
         load_watts: of the whole node meanwhile; None when not measured.
@@ -49,9 +49,9 @@ class Calibration:
         prefill_joules_per_token, decode_joules_per_token: above idle; None when not measured.
     """
 
-    prefill_rate: float
-    decode_rate: float
-    saturated_decode_rate: float
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    saturated_decode_tokens_per_second: float
     utilisation_ratio: float = 1.0
     measured_slots: int = 0
     load_watts: float | None = None
@@ -63,7 +63,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfile:
-    """Watts of the whole node; link power is extra while sending and receiving."""
+    """Watts of the whole node; link power is extra while it transmits or receives."""
 
     idle_watts: float
     max_watts: float
@@ -74,11 +74,11 @@ class PowerProfile:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPath:
-    """Between controller and node; `bits per second` of goodput."""
+    """Between controller and node; goodput as the node receives and transmits."""
 
     round_trip_seconds: float
-    up_bits_per_second: float
-    down_bits_per_second: float
+    receive_bits_per_second: float
+    transmit_bits_per_second: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,11 @@ def batch_slope(calibration: Calibration, slots: int) -> float:
     measured = calibration.measured_slots or max(slots, 1)
     if measured <= 1:
         return 1.0
-    stretch = measured * calibration.decode_rate / calibration.saturated_decode_rate
+    stretch = (
+        measured
+        * calibration.decode_tokens_per_second
+        / calibration.saturated_decode_tokens_per_second
+    )
     return min(max((stretch - 1.0) / (measured - 1), 0.0), 1.0)
 
 
@@ -29,7 +33,7 @@ def decode_step(calibration: Calibration, slots: int) -> tuple[float, float]:
 
     Both are at least 0, and their sum is 1 / F_1.
     """
-    alone = 1.0 / calibration.decode_rate
+    alone = 1.0 / calibration.decode_tokens_per_second
     slope = batch_slope(calibration, slots)
     return (1.0 - slope) * alone, slope * alone
 
@@ -39,5 +43,5 @@ def for_slots(calibration: Calibration, slots: int) -> Calibration:
     if calibration.measured_slots in (0, slots):
         return calibration
     slope = batch_slope(calibration, slots)
-    rate = calibration.decode_rate * max(slots / ((1.0 - slope) + slope * slots), 1.0)
-    return replace(calibration, saturated_decode_rate=rate, measured_slots=slots)
+    rate = calibration.decode_tokens_per_second * max(slots / ((1.0 - slope) + slope * slots), 1.0)
+    return replace(calibration, saturated_decode_tokens_per_second=rate, measured_slots=slots)

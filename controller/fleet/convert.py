@@ -111,18 +111,17 @@ ATTRIBUTES = Codec(
     },
 )
 
+_SPEEDS: Final = (
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "saturated_decode_tokens_per_second",
+)
+
 _CALIBRATION = Codec(
     Calibration,
     fleet_pb2.Calibration,
-    renamed={
-        "prefill_rate": "prefill_tokens_per_second",
-        "decode_rate": "decode_tokens_per_second",
-        "saturated_decode_rate": "saturated_decode_tokens_per_second",
-    },
     checks={
-        "prefill_rate": partial(_figure, "prefill_tokens_per_second", above=True),
-        "decode_rate": partial(_figure, "decode_tokens_per_second", above=True),
-        "saturated_decode_rate": partial(_figure, "saturated_decode_tokens_per_second", above=True),
+        **_figures(*_SPEEDS, above=True),
         **_figures("load_watts", "prefill_joules_per_token", "decode_joules_per_token"),
         "utilisation_ratio": lambda ratio: min(_figure("utilisation_ratio", ratio), 1.0),
         "measured_slots": lambda slots: max(slots, 0),
@@ -132,8 +131,8 @@ _CALIBRATION = Codec(
 
 def _coherent(speeds: Calibration) -> Calibration:
     """All slots together are at least as fast as one."""
-    together = max(speeds.decode_rate, speeds.saturated_decode_rate)
-    return replace(speeds, saturated_decode_rate=together)
+    together = max(speeds.decode_tokens_per_second, speeds.saturated_decode_tokens_per_second)
+    return replace(speeds, saturated_decode_tokens_per_second=together)
 
 
 _PRICE = Codec(

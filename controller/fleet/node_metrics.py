@@ -70,9 +70,9 @@ def register_node_metrics(metrics: Metrics, profiler: ProfilerState) -> None:
             for model in record.models
             if (speeds := record.calibration_of(model)) is not None
             for phase, rate in (
-                ("prefill", speeds.prefill_rate),
-                ("decode", speeds.decode_rate),
-                ("saturated", speeds.saturated_decode_rate),
+                ("prefill", speeds.prefill_tokens_per_second),
+                ("decode", speeds.decode_tokens_per_second),
+                ("saturated", speeds.saturated_decode_tokens_per_second),
             )
         },
         ("node", "model", "phase"),

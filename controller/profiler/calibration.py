@@ -163,7 +163,7 @@ class SpeedEstimate:
         """Learn from a prompt that was read."""
         if sample.tokens < _LEAST_TOKENS or sample.seconds <= 0.0:
             return
-        expected = sample.tokens / self.base.prefill_rate
+        expected = sample.tokens / self.base.prefill_tokens_per_second
         self._prefill[self.is_throttled].observe(math.log(sample.seconds / expected))
         self._current = None
 
@@ -172,7 +172,7 @@ class SpeedEstimate:
         if sample.steps < _LEAST_TOKENS or sample.seconds <= 0.0:
             return
         sequences = max(sample.mean_sequences, 1.0)
-        measured = math.log(sample.seconds / sample.steps * self.base.decode_rate)
+        measured = math.log(sample.seconds / sample.steps * self.base.decode_tokens_per_second)
         if abs(measured) > _GREATEST_LOG_RATIO + math.log(sequences):
             return
         self._recent.append((sequences, measured))
@@ -201,14 +201,14 @@ class SpeedEstimate:
         return self._slope
 
     def calibration(self) -> Calibration:
-        """The speeds to predict with; `saturated_decode_rate` is that of all slots."""
+        """The speeds to predict with; `saturated_decode_tokens_per_second` is that of all slots."""
         if self._current is None:
             self._current = self._calibration()
         return self._current
 
     def _calibration(self) -> Calibration:
         base, state = self.base, self.is_throttled
-        decode = base.decode_rate * math.exp(-self._decode[state].value)
+        decode = base.decode_tokens_per_second * math.exp(-self._decode[state].value)
         stretch = (1.0 - self._slope) + self._slope * self._slots
         prefill_joules, decode_joules = (
             math.exp(level.value) if level.count else known
@@ -220,9 +220,10 @@ class SpeedEstimate:
         )
         return replace(
             base,
-            prefill_rate=base.prefill_rate * math.exp(-self._prefill[state].value),
-            decode_rate=decode,
-            saturated_decode_rate=decode * max(self._slots / stretch, 1.0),
+            prefill_tokens_per_second=base.prefill_tokens_per_second
+            * math.exp(-self._prefill[state].value),
+            decode_tokens_per_second=decode,
+            saturated_decode_tokens_per_second=decode * max(self._slots / stretch, 1.0),
             measured_slots=self._slots,
             prefill_joules_per_token=prefill_joules,
             decode_joules_per_token=decode_joules,

@@ -96,4 +96,6 @@ def _remaining_seconds(destination: Destination, work: InFlightWork) -> float:
     """Until a sequence ends with all slots busy."""
     speeds, slots = destination.calibration, destination.slots
     fixed, each = decode_step(speeds, slots)
-    return work.prompt_tokens / speeds.prefill_rate + work.output_tokens * (fixed + each * slots)
+    return work.prompt_tokens / speeds.prefill_tokens_per_second + work.output_tokens * (
+        fixed + each * slots
+    )

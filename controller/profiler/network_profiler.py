@@ -169,7 +169,7 @@ class PathEstimate:
         return age if math.isfinite(age) else None
 
     def path(self, now: float) -> NetworkPath:
-        """The path to predict with, `up` being towards the node."""
+        """The path to predict with; directions are the node's."""
         prior = DEFAULT_ROUND_TRIP_SECONDS[self._kind]
         round_trip = prior
         if self.round_trip_seconds is not None:

@@ -3,12 +3,17 @@
 from collections.abc import Iterable
 
 from controller.domain.completion import Completion
-from controller.domain.node_report import ReportedModel
+from controller.domain.link_traffic import answer_usd
+from controller.domain.node_report import NodeAttributes, ReportedModel
 from controller.domain.request_record import Account, RequestRecord
 
 
 def account_of(
-    record: RequestRecord, completion: Completion, models: Iterable[ReportedModel], now: float
+    record: RequestRecord,
+    completion: Completion,
+    models: Iterable[ReportedModel],
+    attributes: NodeAttributes | None,
+    now: float,
 ) -> Account:
     """What a completed request took and cost.
 
@@ -16,6 +21,7 @@ def account_of(
         record: of a request that has been dispatched.
         completion: its node's last word.
         models: of its node, with their prices.
+        attributes: of its node, with the prices of its link; None when the node is forgotten.
         now: monotonic seconds at which the client has read the end.
     """
     placement, decision = record.placement, record.decision
@@ -37,19 +43,15 @@ def account_of(
         predicted_finish_seconds=chosen.finish_seconds or 0.0,
         measured_finish_seconds=now - closed_at,
         cost_usd=next(
-            (_cost_usd(model, completion) for model in models if model.name == chosen.model), 0.0
+            (
+                answer_usd(record.request, completion.usage, model.price, attributes)
+                for model in models
+                if model.name == chosen.model and attributes is not None
+            ),
+            0.0,
         ),
         attempts=record.attempts,
         query_class=placement.query_class,
-    )
-
-
-def _cost_usd(model: ReportedModel, completion: Completion) -> float:
-    usage, price = completion.usage, model.price
-    return (
-        usage.prompt_tokens * price.prompt_usd_per_token
-        + usage.completion_tokens * price.completion_usd_per_token
-        + price.request_usd
     )
 
 

@@ -270,6 +270,7 @@ class Decider:
                 self._predictor,
                 self._fitted,
                 self._memory,
+                self._settings.marginal_energy,
             )
         )
         chosen = await self._ask(policy, formulated.batch.problem, rng)
@@ -373,10 +374,16 @@ def _formulate(
     predictor: QualityPredictor | None,
     fitted: FittedPredictor | None,
     memory: DecisionMemory,
+    marginal_energy: bool,
 ) -> _Formulated:
     estimates = estimate(requests, snapshot, predictor, fitted, memory)
     batch = estimates.formulated(
-        requests, snapshot, choice.weights.as_tuple(), Normalisation(choice.normalisation), memory
+        requests,
+        snapshot,
+        choice.weights.as_tuple(),
+        Normalisation(choice.normalisation),
+        memory,
+        marginal_energy_only=marginal_energy,
     )
     feasible = batch.problem.feasible.copy()
     for r, excluded in enumerate(excluded_nodes):
@@ -482,7 +489,9 @@ def _candidate(formulated: _Formulated, r: int, d: int) -> Candidate:
         network_seconds=float(problem.network_seconds[r, d]),
         predicted_output_tokens=float(batch.output_tokens[r, d]),
         predicted_prompt_tokens=float(batch.read_tokens[r, d]),
-        prefill_seconds=float(batch.read_tokens[r, d] / destination.calibration.prefill_rate),
+        prefill_seconds=float(
+            batch.read_tokens[r, d] / destination.calibration.prefill_tokens_per_second
+        ),
         refusals=refusals,
         latency_source=estimates.latency_source(r, d),
         quality_count=estimates.quality_count(r, d, destination.quality_count),

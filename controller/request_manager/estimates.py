@@ -57,6 +57,8 @@ class Estimates:
         weights: ArrayLike,
         normalisation: Normalisation = Normalisation.PAYOFF,
         memory: DecisionMemory | None = None,
+        *,
+        marginal_energy_only: bool = False,
     ) -> FormulatedBatch:
         """The problem that these estimates make; raises as `formulate` does."""
         return formulate(
@@ -70,6 +72,7 @@ class Estimates:
             inference_seconds=self.inference_seconds,
             class_quality=self.class_quality,
             memory=memory,
+            marginal_energy_only=marginal_energy_only,
         )
 
     def query_class(self, request: int) -> str:

@@ -379,7 +379,13 @@ class RequestManager:
             case Completed(completion):
                 chosen = record.placement.chosen if record.placement else None
                 node = self._profiler.nodes.get(chosen.node_id) if chosen else None
-                account = account_of(record, completion, node.models if node else (), now)
+                account = account_of(
+                    record,
+                    completion,
+                    node.models if node else (),
+                    node.hello.attributes if node else None,
+                    now,
+                )
                 record.account = account
                 self._records.close(request_id, RequestState.COMPLETED)
                 self._on_finished(record)

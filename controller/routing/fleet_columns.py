@@ -37,7 +37,8 @@ class FleetColumns:
         model_of: int64[D]; equal models share an index, in the order of their names.
         model_key: int64[D]; `name_key` of each model.
         characters_per_token, context_tokens, extra_prompt_tokens, mean_quality_ratio, slots,
-        parameters_billions, prefill_rate, decode_rate, saturated_decode_rate, utilisation_ratio,
+        parameters_billions, prefill_tokens_per_second, decode_tokens_per_second,
+        saturated_decode_tokens_per_second, utilisation_ratio, load_watts,
         prefill_joules_per_token, decode_joules_per_token, prompt_usd_per_token,
         completion_usd_per_token, request_usd: float64[D]; NaN is unknown.
         has_chat_template, refuses_raw_prompts, supports_response_format: bool[D].
@@ -56,10 +57,11 @@ class FleetColumns:
     mean_quality_ratio: FloatArray
     slots: FloatArray
     parameters_billions: FloatArray
-    prefill_rate: FloatArray
-    decode_rate: FloatArray
-    saturated_decode_rate: FloatArray
+    prefill_tokens_per_second: FloatArray
+    decode_tokens_per_second: FloatArray
+    saturated_decode_tokens_per_second: FloatArray
     utilisation_ratio: FloatArray
+    load_watts: FloatArray
     prefill_joules_per_token: FloatArray
     decode_joules_per_token: FloatArray
     prompt_usd_per_token: FloatArray
@@ -145,10 +147,11 @@ _NUMBERS: Final = (
     "mean_quality_ratio",
     "slots",
     "parameters_billions",
-    "prefill_rate",
-    "decode_rate",
-    "saturated_decode_rate",
+    "prefill_tokens_per_second",
+    "decode_tokens_per_second",
+    "saturated_decode_tokens_per_second",
     "utilisation_ratio",
+    "load_watts",
     "prefill_joules_per_token",
     "decode_joules_per_token",
     "prompt_usd_per_token",
@@ -169,10 +172,11 @@ def _row(destination: Destination) -> tuple[float, ...]:
         destination.mean_quality_ratio,
         destination.slots,
         destination.parameters_billions,
-        speeds.prefill_rate,
-        speeds.decode_rate,
-        speeds.saturated_decode_rate,
+        speeds.prefill_tokens_per_second,
+        speeds.decode_tokens_per_second,
+        speeds.saturated_decode_tokens_per_second,
         speeds.utilisation_ratio,
+        math.nan if speeds.load_watts is None else speeds.load_watts,
         math.nan if prefill is None else prefill,
         math.nan if decode is None else decode,
         price.prompt_usd_per_token,

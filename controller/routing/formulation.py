@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from controller.domain.cluster import ClusterSnapshot, Node, NodeKind
+from controller.domain.link_traffic import STREAMED_TOKEN_BYTES, received_bytes
 from controller.domain.request import InferenceRequest
 from controller.routing.completion import own_finish
 from controller.routing.decision_memory import DecisionMemory
@@ -37,12 +38,6 @@ DEFAULT_WEIGHTS: Final = (0.25, 0.25, 0.25, 0.25)
 
 TEMPLATE_TOKENS_PER_MESSAGE: Final = 5.0
 """Role markers and separators that a chat template puts around one message (ours)."""
-
-REQUEST_OVERHEAD_BYTES: Final = 512.0
-"""A request on the wire besides its text: ids, sampling parameters, framing (ours)."""
-
-STREAMED_TOKEN_BYTES: Final = 64.0
-"""One streamed token on the wire: its text, its message and the frame's share (ours)."""
 
 _MOST_HELD_RATIO: Final = 0.9
 """Of a prompt, so that a turn that repeats an earlier one still costs something."""
@@ -102,14 +97,15 @@ def formulate(
       `expected_answer_tokens(max_tokens)`; cut to max_tokens and to what the context leaves;
     - p' = p less what the destination is expected to hold of the conversation's last turn;
     - latency tau = p' / F_P + o / F_1; work = p' / F_P + o / F_B;
-    - network nu = round trip + 8 * bytes_up / up + 8 * bytes_down / down, and the seconds that
-      the node was seen to take outside engine and network;
-    - money = p * price_in + o * price_out + fixed + bytes_up * price of the link to the node
-      + bytes_down * price of the link back;
-    - energy = work * (P_idle + u * (P_max - P_idle)) + 8 * bytes_up / up * P_tx
-      + 8 * bytes_down / down * P_rx. Where the node's counters have told joules a token above
-      idle, p' * j_P + o * j_D stands for u * (P_max - P_idle) * work. With `marginal_energy_only`
-      P_idle is left out, for boards that are never switched off.
+    - network nu = round trip + s_rx + s_tx, and the seconds that the node was seen to take outside
+      engine and network; the node receives the prompt, s_rx = 8 * prompt bytes / receive rate, and
+      transmits the answer, s_tx = 8 * answer bytes / transmit rate;
+    - money = p * price_in + o * price_out + fixed + prompt bytes * receive price of the link
+      + answer bytes * transmit price;
+    - energy = work * (P_idle + load) + s_rx * P_rx + s_tx * P_tx, on the node's own radio. The
+      load is what the calibration counted per token, (p' * j_P + o * j_D) / work; or measured as
+      power, P_load - P_idle; or u * (P_max - P_idle) with the u of the calibration. With
+      `marginal_energy_only` P_idle is left out, for boards that are never switched off.
 
     A node of unknown power is charged the greatest processing watts among the destinations of
     known power, or `UNKNOWN_POWER_WATTS` when there are none: unknown is never zero joules.
@@ -171,33 +167,39 @@ def formulate(
     most_tokens = np.maximum(1.0, columns.context_tokens - prompt_tokens)
     written_tokens = np.clip(wanted_tokens, 1.0, most_tokens)
 
-    read_seconds = read_tokens / columns.prefill_rate
-    latency = read_seconds + written_tokens / columns.decode_rate
-    work = read_seconds + written_tokens / columns.saturated_decode_rate
+    read_seconds = read_tokens / columns.prefill_tokens_per_second
+    latency = read_seconds + written_tokens / columns.decode_tokens_per_second
+    work = read_seconds + written_tokens / columns.saturated_decode_tokens_per_second
     if inference_seconds is not None:
         told = np.where(np.isnan(inference_seconds), latency, inference_seconds)
         scale = _prediction("inference_seconds", told, shape) / latency
         latency, work = latency * scale, work * scale
 
-    bytes_up = REQUEST_OVERHEAD_BYTES + np.array(
-        [len(request.text.encode("utf-8", "surrogatepass")) for request in requests],
-        dtype=np.float64,
-    )
-    bytes_down = STREAMED_TOKEN_BYTES * written_tokens  # [R, D]
-    up_seconds = 8.0 * bytes_up[:, None] / there.up_bits_per_second
-    down_seconds = 8.0 * bytes_down / there.down_bits_per_second
-    network = there.round_trip_seconds + up_seconds + down_seconds + there.overhead_seconds
+    received = np.array([[received_bytes(request)] for request in requests])  # [R, 1]
+    transmitted = STREAMED_TOKEN_BYTES * written_tokens  # [R, D]
+    receive_seconds = 8.0 * received / there.receive_bits_per_second
+    transmit_seconds = 8.0 * transmitted / there.transmit_bits_per_second
+    network = there.round_trip_seconds + receive_seconds + transmit_seconds + there.overhead_seconds
 
     cost = (
         prompt_tokens * columns.prompt_usd_per_token
         + written_tokens * columns.completion_usd_per_token
         + columns.request_usd
-        + bytes_up[:, None] * there.receive_usd_per_byte
-        + bytes_down * there.transmit_usd_per_byte
+        + received * there.receive_usd_per_byte
+        + transmitted * there.transmit_usd_per_byte
     )
 
     base = 0.0 * there.idle_watts if marginal_energy_only else there.idle_watts  # NaN is unknown
-    busy = base + columns.utilisation_ratio * (there.max_watts - there.idle_watts)
+    busy = np.where(
+        np.isnan(columns.load_watts),
+        base + columns.utilisation_ratio * (there.max_watts - there.idle_watts),
+        # A node that never told its idle power is charged all that was measured.
+        np.where(
+            np.isnan(there.idle_watts),
+            columns.load_watts,
+            np.maximum(columns.load_watts - there.idle_watts, 0.0) + base,
+        ),
+    )
     counted = (
         work * base
         + read_tokens * columns.prefill_joules_per_token
@@ -206,7 +208,9 @@ def formulate(
     processing = np.where(
         np.isnan(counted), work * _processing_watts(snapshot, node_of, busy), counted
     )
-    energy = processing + up_seconds * there.transmit_watts + down_seconds * there.receive_watts
+    energy = (
+        processing + receive_seconds * there.receive_watts + transmit_seconds * there.transmit_watts
+    )
 
     if quality is None:
         quality = np.broadcast_to(columns.mean_quality_ratio, shape)
@@ -296,8 +300,8 @@ class _NodeColumns(NamedTuple):
 
     backlog_seconds: FloatArray
     round_trip_seconds: FloatArray
-    up_bits_per_second: FloatArray
-    down_bits_per_second: FloatArray
+    receive_bits_per_second: FloatArray
+    transmit_bits_per_second: FloatArray
     overhead_seconds: FloatArray
     receive_usd_per_byte: FloatArray
     transmit_usd_per_byte: FloatArray
@@ -319,8 +323,8 @@ def _node_columns(nodes: Sequence[Node]) -> _NodeColumns:
         (
             node.backlog_seconds,
             path.round_trip_seconds,
-            path.up_bits_per_second,
-            path.down_bits_per_second,
+            path.receive_bits_per_second,
+            path.transmit_bits_per_second,
             node.overhead_seconds,
             node.receive_usd_per_byte,
             node.transmit_usd_per_byte,

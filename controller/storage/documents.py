@@ -5,17 +5,25 @@ documents that lack it, and a document that does not fit is an error, never a ha
 """
 
 from dataclasses import fields, replace
-from typing import Final
+from typing import Any, Final
 
 import pydantic_core
 from pydantic import TypeAdapter
 
+from controller.domain.completion import Usage
 from controller.domain.known_calibration import KnownCalibration
 from controller.domain.node_report import NodeHello
 from controller.domain.policy_choice import KeptChoice
 from controller.domain.refusal import Refusal, RefusalReason
 from controller.domain.request_record import RequestRecord
 from controller.storage.base import FinishedRow
+
+_EARLIER_NAMES: Final = {
+    "prefill_rate": "prefill_tokens_per_second",
+    "decode_rate": "decode_tokens_per_second",
+    "saturated_decode_rate": "saturated_decode_tokens_per_second",
+}
+"""Of fields in documents that an earlier version wrote."""
 
 KEPT_OTHERS: Final = 8
 """Destinations beside the chosen one that a kept explanation names."""
@@ -26,6 +34,37 @@ CALIBRATION: Final = TypeAdapter(KnownCalibration)
 RECORD: Final = TypeAdapter(RequestRecord)
 
 _COLUMNS: Final = tuple(field.name for field in fields(FinishedRow))
+_OF_USAGE: Final = tuple(field.name for field in fields(Usage) if field.name in _COLUMNS)
+_OF_ACCOUNT: Final = (
+    *("window_seconds", "first_token_seconds", "total_seconds"),
+    *("predicted_finish_seconds", "measured_finish_seconds", "cost_usd"),
+)
+
+
+def kept_hello(document: str) -> NodeHello:
+    """How a node introduced itself.
+
+    Raises:
+        ValueError: the document does not fit.
+    """
+    return HELLO.validate_python(_renamed(pydantic_core.from_json(document)))
+
+
+def kept_calibration(document: str) -> KnownCalibration:
+    """A calibration as it was remembered.
+
+    Raises:
+        ValueError: the document does not fit.
+    """
+    return CALIBRATION.validate_python(_renamed(pydantic_core.from_json(document)))
+
+
+def _renamed(found: Any) -> Any:
+    if isinstance(found, list):
+        return [_renamed(item) for item in found]
+    if isinstance(found, dict):
+        return {_EARLIER_NAMES.get(key, key): _renamed(value) for key, value in found.items()}
+    return found
 
 
 def record_document(record: RequestRecord, keep_prompt: bool) -> bytes:
@@ -64,36 +103,23 @@ def kept_record(document: bytes) -> RequestRecord:
 
 def finished_row(record: RequestRecord, finished_time: float, keep_prompt: bool) -> FinishedRow:
     """A finished request as one row of figures."""
-    account = record.account
-    usage = account.completion.usage if account else None
+    account, decision = record.account, record.decision
     chosen = record.placement.chosen if record.placement else None
     return FinishedRow(
         request_id=record.request.request_id,
         finished_time=finished_time,
         state=record.state.value,
-        batch_id=record.decision.batch_id if record.decision else None,
+        batch_id=decision.batch_id if decision else None,
+        policy=decision.policy if decision else None,
         node_id=chosen.node_id if chosen else None,
         model=chosen.model if chosen else None,
-        policy=record.decision.policy if record.decision else None,
-        finish_reason=account.completion.reason.value if account else None,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        cached_prompt_tokens=usage.cached_prompt_tokens if usage else None,
-        queue_seconds=usage.queue_seconds if usage else None,
-        prefill_seconds=usage.prefill_seconds if usage else None,
-        decode_seconds=usage.decode_seconds if usage else None,
-        window_seconds=account.window_seconds if account else None,
-        first_token_seconds=account.first_token_seconds if account else None,
-        total_seconds=account.total_seconds if account else None,
-        predicted_finish_seconds=account.predicted_finish_seconds if account else None,
-        measured_finish_seconds=account.measured_finish_seconds if account else None,
         quality_ratio=chosen.quality_ratio if chosen else None,
-        cost_usd=account.cost_usd if account else None,
-        energy_joules=usage.energy_joules if usage else None,
-        energy_source=usage.energy_source if usage else None,
+        finish_reason=account.completion.reason.value if account else None,
         attempts=record.attempts,
         prompt_characters=len(record.request.text),
         prompt=record.request.text if keep_prompt else None,
+        **{name: getattr(account, name, None) for name in _OF_ACCOUNT},
+        **{name: getattr(account and account.completion.usage, name, None) for name in _OF_USAGE},
     )
 
 

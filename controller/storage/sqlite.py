@@ -36,6 +36,8 @@ from controller.storage.documents import (
     RECORD,
     finished_columns,
     finished_row,
+    kept_calibration,
+    kept_hello,
     kept_record,
     record_document,
 )
@@ -183,7 +185,7 @@ class SqliteStore:
         with self._reading() as connection:
             nodes = [_node(row) for row in connection.execute(select(NODES))]
             calibrations = [
-                _document(CALIBRATION.validate_json, row.document, f"calibration of {row.hardware}")
+                _document(kept_calibration, row.document, f"calibration of {row.hardware}")
                 for row in connection.execute(
                     select(CALIBRATIONS).order_by(CALIBRATIONS.c.saved_time)
                 )
@@ -426,7 +428,7 @@ def _node_row(node: KnownNode, now: float) -> dict[str, object]:
 
 
 def _node(row: Any) -> KnownNode | None:
-    hello = _document(HELLO.validate_json, row.hello, f"node {row.node_id}")
+    hello = _document(kept_hello, row.hello, f"node {row.node_id}")
     if hello is None:
         return None
     return KnownNode(

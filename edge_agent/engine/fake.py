@@ -69,15 +69,16 @@ class FakeSpeeds:
     """How fast a fake engine pretends to be; None does not wait at all.
 
     Attributes:
-        prefill_rate: prompt tokens a second, shared by the sequences that are active.
-        decode_rate: tokens a second of one sequence alone.
-        saturated_decode_rate: tokens a second of all slots together; None: as `decode_rate`.
+        prefill_tokens_per_second: prompt tokens a second, shared by the sequences that are active.
+        decode_tokens_per_second: tokens a second of one sequence alone.
+        saturated_decode_tokens_per_second: of all slots together; None: as
+            `decode_tokens_per_second`.
         load_seconds: how long loading takes.
     """
 
-    prefill_rate: float | None = None
-    decode_rate: float | None = None
-    saturated_decode_rate: float | None = None
+    prefill_tokens_per_second: float | None = None
+    decode_tokens_per_second: float | None = None
+    saturated_decode_tokens_per_second: float | None = None
     load_seconds: float = 0.0
 
 
@@ -282,7 +283,7 @@ class FakeEngine:
         tokens = _TOKEN.findall(sequence.text)
         total = len(tokens)
         sequence.cached_tokens = self._reuse(sequence.request.session_id, tokens)
-        rate = self.speeds.prefill_rate
+        rate = self.speeds.prefill_tokens_per_second
         chunk = total if rate is None else max(1, int(rate * _PREFILL_CHUNK_SECONDS))
         done = sequence.cached_tokens
         while done < total:
@@ -332,10 +333,10 @@ class FakeEngine:
 
     def _total_decode_rate(self) -> float | None:
         """Tokens a second of all active sequences, between one alone and all slots busy."""
-        alone = self.speeds.decode_rate
+        alone = self.speeds.decode_tokens_per_second
         if alone is None:
             return None
-        together = self.speeds.saturated_decode_rate
+        together = self.speeds.saturated_decode_tokens_per_second
         active = sum(s.started_at is not None for s in self._sequences.values())
         if together is None or self.settings.slots == 1:
             return alone

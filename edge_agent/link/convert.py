@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from edge_agent.config import LinkSettings
 from edge_agent.engine.base import Message
 from edge_agent.identity import HostDescription
 from edge_agent.sensors.base import ESTIMATE, HostSample
@@ -36,12 +37,6 @@ _ACTIONS: Final = {
 _CALIBRATION: Final = Codec(
     Speeds,
     fleet_pb2.Calibration,
-    renamed={
-        "prefill_rate": "prefill_tokens_per_second",
-        "decode_rate": "decode_tokens_per_second",
-        "saturated_decode_rate": "saturated_decode_tokens_per_second",
-    },
-    write_with={"utilisation_ratio": lambda speeds: 1.0},
 )
 _TURN: Final = Codec(Message, types_pb2.ChatMessage)
 _MODEL_ORDER: Final = Codec(
@@ -60,6 +55,7 @@ def attributes_to_proto(
     power: PowerModel | None,
     transmit_watts: float | None,
     receive_watts: float | None,
+    link: LinkSettings,
 ) -> fleet_pb2.StaticAttributes:
     """What does not change while the agent runs."""
     message = fleet_pb2.StaticAttributes(
@@ -73,6 +69,11 @@ def attributes_to_proto(
         power_source=types_pb2.POWER_SOURCE_NONE,
         transmit_watts=transmit_watts,
         receive_watts=receive_watts,
+        is_link_metered=link.is_metered
+        or link.receive_usd_per_gigabyte > 0
+        or link.transmit_usd_per_gigabyte > 0,
+        receive_usd_per_gigabyte=link.receive_usd_per_gigabyte,
+        transmit_usd_per_gigabyte=link.transmit_usd_per_gigabyte,
     )
     if power is not None:
         message.idle_watts = power.idle_watts

@@ -29,6 +29,27 @@ class HostSensor:
         )
 
 
+class ProcessorLoad:
+    """How busy all processors of this host were since it was made, whoever kept them so."""
+
+    def __init__(self) -> None:
+        self._busy, self._all = _processor_seconds()
+
+    def ratio(self) -> float | None:
+        """0 to 1; None when no time has passed that the kernel has counted."""
+        busy, everything = _processor_seconds()
+        passed = everything - self._all
+        return min(max((busy - self._busy) / passed, 0.0), 1.0) if passed > 0 else None
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Busy seconds, and all seconds, summed over the processors."""
+    times = psutil.cpu_times()
+    # Guest time is part of user time already, so a sum over all fields would count it twice.
+    everything = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return everything - times.idle - getattr(times, "iowait", 0.0), everything
+
+
 def _temperature() -> float | None:
     if not hasattr(psutil, "sensors_temperatures"):
         return None

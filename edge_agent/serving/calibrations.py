@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -15,26 +16,37 @@ class Speeds:
     """Measured on this node, tokens per second; see bench.calibrate.
 
     Attributes:
-        prefill_rate: read of a prompt.
-        decode_rate: of one sequence alone.
-        saturated_decode_rate: of `measured_slots` sequences together.
+        prefill_tokens_per_second: read of a prompt.
+        decode_tokens_per_second: of one sequence alone.
+        saturated_decode_tokens_per_second: of `measured_slots` sequences together.
         measured_slots: sequences that were decoded at once; 0 is not known.
         engine_version: what it holds for beside hardware and file; empty is not known.
         power_mode: the board's mode while it was measured; empty where it has none.
         load_watts: of the whole node while all slots decoded; None without a sensor.
         prefill_joules_per_token: above idle; None without a sensor.
         decode_joules_per_token: above idle, with all slots busy; None without a sensor.
+        utilisation_ratio: busy share of the node's processors while it was measured; None when
+            nobody looked.
     """
 
-    prefill_rate: float
-    decode_rate: float
-    saturated_decode_rate: float
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    saturated_decode_tokens_per_second: float
     measured_slots: int = 0
     engine_version: str = ""
     power_mode: str = ""
     load_watts: float | None = None
     prefill_joules_per_token: float | None = None
     decode_joules_per_token: float | None = None
+    utilisation_ratio: float | None = None
+
+
+_EARLIER_NAMES: Final = {
+    "prefill_rate": "prefill_tokens_per_second",
+    "decode_rate": "decode_tokens_per_second",
+    "saturated_decode_rate": "saturated_decode_tokens_per_second",
+}
+"""Of what an earlier version kept."""
 
 
 class KeptCalibrations:
@@ -65,6 +77,11 @@ class KeptCalibrations:
     def _read(self) -> Mapping[str, Speeds]:
         try:
             found = json.loads(self._path.read_text())
-            return {key: Speeds(**value) for key, value in found.items()}
+            return {
+                key: Speeds(
+                    **{_EARLIER_NAMES.get(name, name): kept for name, kept in value.items()}
+                )
+                for key, value in found.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError):
             return {}

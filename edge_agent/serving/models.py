@@ -585,9 +585,9 @@ def _log_loaded(model: HostedModel) -> None:
     log.info(
         "model.loaded",
         model=model.name,
-        decode_rate=round(speeds.decode_rate, 1),
-        saturated_decode_rate=round(speeds.saturated_decode_rate, 1),
-        prefill_rate=round(speeds.prefill_rate, 1),
+        decode_tokens_per_second=round(speeds.decode_tokens_per_second, 1),
+        saturated_decode_tokens_per_second=round(speeds.saturated_decode_tokens_per_second, 1),
+        prefill_tokens_per_second=round(speeds.prefill_tokens_per_second, 1),
     )
 
 

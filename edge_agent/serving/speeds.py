@@ -11,7 +11,7 @@ from edge_agent.serving.calibrations import KeptCalibrations, Speeds
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.token_energy import TokenEnergy
 
-_CALIBRATION_METHOD: Final = 2
+_CALIBRATION_METHOD: Final = 3
 """Raised when speeds are measured in another way, so that kept ones are measured anew."""
 
 _MEASURING_SECONDS: Final = 300.0
@@ -74,9 +74,10 @@ class SpeedMeter:
             self.kept.keep(key, speeds)
         return replace(
             speeds,
-            prefill_rate=declared.prefill or speeds.prefill_rate,
-            decode_rate=declared.decode or speeds.decode_rate,
-            saturated_decode_rate=declared.saturated_decode or speeds.saturated_decode_rate,
+            prefill_tokens_per_second=declared.prefill or speeds.prefill_tokens_per_second,
+            decode_tokens_per_second=declared.decode or speeds.decode_tokens_per_second,
+            saturated_decode_tokens_per_second=declared.saturated_decode
+            or speeds.saturated_decode_tokens_per_second,
         )
 
     def kept_for_now(self, model: HostedModel) -> Speeds | None:

@@ -57,7 +57,11 @@ def long_answer(prompt: str, seed: int) -> str:
 
 def make_fake() -> FakeEngine:
     settings = EngineSettings(Path("fake.gguf"), context_tokens=CONTEXT_TOKENS, slots=SLOTS)
-    speeds = FakeSpeeds(prefill_rate=20_000.0, decode_rate=500.0, saturated_decode_rate=800.0)
+    speeds = FakeSpeeds(
+        prefill_tokens_per_second=20_000.0,
+        decode_tokens_per_second=500.0,
+        saturated_decode_tokens_per_second=800.0,
+    )
     return FakeEngine(
         settings,
         speeds=speeds,

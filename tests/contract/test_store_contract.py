@@ -35,7 +35,7 @@ def node(name: str = "pi-1", done: int = 3) -> KnownNode:
 
 def calibration(mode: str = "15W", rate: float = 20.0) -> KnownCalibration:
     key = CalibrationKey("Raspberry Pi 5", "ab" * 32, "llama.cpp 1", mode)
-    return KnownCalibration(key, dataclasses.replace(SPEEDS, decode_rate=rate), 9)
+    return KnownCalibration(key, dataclasses.replace(SPEEDS, decode_tokens_per_second=rate), 9)
 
 
 def chosen(policy: str) -> KeptChoice:
@@ -81,7 +81,7 @@ def test_of_the_same_thing_only_the_latest_is_kept(open_store):
     assert store.flush(10.0)
     remembered = store.load()
     assert [one.completed_requests for one in remembered.nodes] == [3]
-    assert [one.calibration.decode_rate for one in remembered.calibrations] == [3.0]
+    assert [one.calibration.decode_tokens_per_second for one in remembered.calibrations] == [3.0]
 
 
 def test_nodes_are_told_of_once_they_and_what_came_before_are_kept(open_store):

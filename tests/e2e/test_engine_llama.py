@@ -272,6 +272,7 @@ def tokenised_raw(path: Path, texts: list[str]) -> list[tuple[None, list[int]]]:
     return [(None, tokens) for _, tokens in json.loads(done.stdout)]
 
 
+@pytest.mark.slow
 def test_eight_streams_of_one_model_come_out_as_they_do_alone(smollm2: Path) -> None:
     prompts = [
         "Once upon a time",
@@ -343,6 +344,7 @@ def probabilities(row: list[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
+@pytest.mark.slow
 def test_logits_of_a_sequence_among_others_equal_those_of_it_alone(smollm2: Path) -> None:
     texts = [*LOGITS_TEXTS, "def f(x):", "Water boils at", "In 1969", "Roses are red"]
     alone, together = logits(smollm2, texts)

@@ -18,7 +18,7 @@ from controller.config import (
     Settings,
 )
 from edge_agent import app as agent_app
-from edge_agent.config import ControllerSettings, ModelSettings
+from edge_agent.config import ControllerSettings, LinkSettings, ModelSettings
 from edge_agent.config import Settings as AgentSettings
 from edge_agent.engine.base import EngineSettings, InferenceEngine
 from edge_agent.engine.fake import FakeEngine
@@ -109,6 +109,7 @@ class RunningFleet:
         kind: str = "edge",
         wait: bool = True,
         drain_seconds: float = 2.0,
+        link: LinkSettings = LinkSettings(),  # noqa: B008 - frozen
     ) -> RunningAgent:
         agent = RunningAgent(
             AgentSettings(
@@ -118,6 +119,7 @@ class RunningFleet:
                 drain_seconds=drain_seconds,
                 controller=ControllerSettings(self.listening.grpc_address, insecure=True),
                 models=models,
+                link=link,
             )
         )
         agent.start(make_engine)
@@ -204,7 +206,7 @@ async def running_fleet(
     stop = asyncio.Event()
     ready: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(settings, stop, ready.set_result))
-    await asyncio.wait([task, ready], timeout=100, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([task, ready], timeout=250, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         await task
     listening = ready.result()

@@ -377,7 +377,7 @@ async def test_full_controller_is_busy_and_not_unavailable(
     """Cases R5 and R11."""
 
     def slow(settings: EngineSettings) -> FakeEngine:
-        return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=20.0))
+        return FakeEngine(settings, speeds=FakeSpeeds(decode_tokens_per_second=20.0))
 
     batching = BatchingSettings(window_seconds=0.5, quiet_seconds=0.0, max_waiting_requests=3)
     async with running_fleet(tmp_path, batching) as full:

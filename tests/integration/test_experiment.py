@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from controller.cli import main
 
 
+@pytest.mark.slow
 def test_the_quick_experiment_writes_its_files(tmp_path: Path) -> None:
     found = CliRunner().invoke(
         main, ["lab", "experiment", "drlm", "--quick", "--out", str(tmp_path)]

@@ -22,7 +22,10 @@ from tests.fakes.waiting import until
 
 def slow(settings: EngineSettings) -> FakeEngine:
     """About 50 tokens a second."""
-    return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=50.0, saturated_decode_rate=400.0))
+    return FakeEngine(
+        settings,
+        speeds=FakeSpeeds(decode_tokens_per_second=50.0, saturated_decode_tokens_per_second=400.0),
+    )
 
 
 def as_measured(settings: EngineSettings) -> FakeEngine:
@@ -30,9 +33,9 @@ def as_measured(settings: EngineSettings) -> FakeEngine:
     return FakeEngine(
         settings,
         speeds=FakeSpeeds(
-            prefill_rate=2000.0,
-            decode_rate=200.0,
-            saturated_decode_rate=200.0 * settings.slots,
+            prefill_tokens_per_second=2000.0,
+            decode_tokens_per_second=200.0,
+            saturated_decode_tokens_per_second=200.0 * settings.slots,
         ),
     )
 
@@ -130,7 +133,7 @@ def test_killed_agent_ends_its_stream_with_an_error_and_is_used_again(tmp_path: 
 def test_request_that_streamed_nothing_moves_when_its_node_is_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
         def stuck(settings: EngineSettings) -> FakeEngine:
-            return FakeEngine(settings, speeds=FakeSpeeds(prefill_rate=0.1))
+            return FakeEngine(settings, speeds=FakeSpeeds(prefill_tokens_per_second=0.1))
 
         async with running_fleet(tmp_path) as fleet:
             doomed = await fleet.add_agent("doomed", make_engine=stuck)
@@ -290,7 +293,11 @@ def test_five_hundred_cancels_at_any_moment_leave_no_slot_taken(tmp_path: Path) 
     """Case R16."""
 
     def quick(settings: EngineSettings) -> FakeEngine:
-        speeds = FakeSpeeds(prefill_rate=2000.0, decode_rate=2000.0, saturated_decode_rate=4000.0)
+        speeds = FakeSpeeds(
+            prefill_tokens_per_second=2000.0,
+            decode_tokens_per_second=2000.0,
+            saturated_decode_tokens_per_second=4000.0,
+        )
         return FakeEngine(settings, speeds=speeds)
 
     async def scenario() -> None:
@@ -428,7 +435,7 @@ def test_answer_that_outlasts_its_stopping_node_never_looks_finished(tmp_path: P
     """Case S5: 1. an answer streams; 2. its agent stops; 3. the drain's time is over first."""
 
     def very_slow(settings: EngineSettings) -> FakeEngine:
-        return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=5.0))
+        return FakeEngine(settings, speeds=FakeSpeeds(decode_tokens_per_second=5.0))
 
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:

@@ -64,7 +64,7 @@ def slowly(settings: EngineSettings) -> FakeEngine:
     return FakeEngine(
         settings,
         answer=lambda prompt, seed: "one two three four five",
-        speeds=FakeSpeeds(decode_rate=50.0),
+        speeds=FakeSpeeds(decode_tokens_per_second=50.0),
     )
 
 

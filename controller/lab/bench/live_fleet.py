@@ -5,7 +5,6 @@ of a fleet at work: claims, backlogs, and speeds and lengths that completions re
 does takes the time that was predicted.
 """
 
-import heapq
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +28,7 @@ from controller.domain.node_report import (
 from controller.domain.request import InferenceRequest
 from controller.ids import ModelName, NodeId, RequestId
 from controller.lab.simulator.cluster import ClusterDescription
+from controller.lab.simulator.engine import Cluster, Completion
 from controller.profiler.events import (
     Dispatched,
     Ended,
@@ -88,32 +88,15 @@ def speed_ratios(cluster: ClusterDescription, snapshot: ClusterSnapshot) -> Floa
     return np.array([of_node[destination.node_id] for destination in snapshot.destinations])
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Served:
-    """A request at a node; in the order of their ends."""
+@dataclass(slots=True)
+class _Sent:
+    """A request that was sent, and how many of its tokens have been streamed."""
 
-    ends: float
     request_id: RequestId
     node_id: NodeId
-    starts: float
     prompt_tokens: int
     tokens: int
-
-    @property
-    def writes_from(self) -> float:
-        return self.starts + _READING_RATIO * (self.ends - self.starts)
-
-    def streamed_tokens(self, now: float) -> int:
-        written = (now - self.writes_from) / (self.ends - self.writes_from)
-        return int(self.tokens * min(max(written, 0.0), 1.0))
-
-    def usage(self) -> Usage:
-        return Usage(
-            self.prompt_tokens,
-            self.tokens,
-            prefill_seconds=self.writes_from - self.starts,
-            decode_seconds=self.ends - self.writes_from,
-        )
+    streamed: int = 0
 
 
 class LiveFleet:
@@ -125,30 +108,34 @@ class LiveFleet:
 
     def __init__(self, cluster: ClusterDescription) -> None:
         self._profiler = profiler_of(cluster)
-        groups = (cluster.groups[at] for at in cluster.group_of_node)
-        self._free_at = {
-            NodeId(name): [0.0] * group.slots
-            for name, group in zip(cluster.node_names, groups, strict=True)
-        }
-        self._served: list[_Served] = []
-        self._streamed: dict[RequestId, int] = {}
+        slots = [group.slots for group in cluster.groups]
+        self._engine = Cluster(np.array(slots, dtype=np.int64)[cluster.group_of_node])
+        self._node_at = {NodeId(name): at for at, name in enumerate(cluster.node_names)}
+        self._sent: list[_Sent] = []
 
     def advance(self, now: float) -> None:
         """Let time pass: what is written by then has been streamed, what ends has ended."""
-        while self._served and self._served[0].ends <= now:
-            done = heapq.heappop(self._served)
-            self._stream(done, done.ends)
-            ended = Ended(done.node_id, done.request_id, False, usage=done.usage())
-            self._profiler.apply(ended, done.ends)
-            del self._streamed[done.request_id]
-        for one in self._served:
+        for done in self._engine.advance(now):
+            sent = self._sent[done.request]
+            self._stream(done, done.finished)
+            usage = Usage(
+                sent.prompt_tokens,
+                sent.tokens,
+                prefill_seconds=_writes_from(done) - done.started,
+                decode_seconds=done.finished - _writes_from(done),
+            )
+            ended = Ended(sent.node_id, sent.request_id, False, usage=usage)
+            self._profiler.apply(ended, done.finished)
+        for one in self._engine.running():
             self._stream(one, now)
 
-    def _stream(self, one: _Served, now: float) -> None:
-        more = one.streamed_tokens(now) - self._streamed[one.request_id]
+    def _stream(self, one: Completion, now: float) -> None:
+        sent, begins = self._sent[one.request], _writes_from(one)
+        written = min(max((now - begins) / (one.finished - begins), 0.0), 1.0)
+        more = int(sent.tokens * written) - sent.streamed
         if more:
-            self._streamed[one.request_id] += more
-            self._profiler.apply(TokensStreamed(one.node_id, one.request_id, more), now)
+            sent.streamed += more
+            self._profiler.apply(TokensStreamed(sent.node_id, sent.request_id, more), now)
 
     def snapshot(self, now: float) -> ClusterSnapshot:
         """What the profiler tells; after `advance`."""
@@ -172,12 +159,13 @@ class LiveFleet:
             request.sampling.max_tokens,
         )
         self._profiler.apply(claim, now)
-        slots = self._free_at[node_id]
-        starts = max(now, heapq.heappop(slots))
-        ends = starts + float(problem.latency_seconds[0, column])
-        heapq.heappush(slots, ends)
-        served = _Served(
-            ends, request.request_id, node_id, starts, max(1, round(prompt)), max(1, round(tokens))
+        seconds = float(problem.latency_seconds[0, column])
+        self._engine.send(len(self._sent), self._node_at[node_id], seconds, seconds)
+        self._sent.append(
+            _Sent(request.request_id, node_id, max(1, round(prompt)), max(1, round(tokens)))
         )
-        heapq.heappush(self._served, served)
-        self._streamed[request.request_id] = 0
+
+
+def _writes_from(one: Completion) -> float:
+    """When the prompt of a request that was served, or is, had been read; seconds."""
+    return one.started + _READING_RATIO * (one.finished - one.started)

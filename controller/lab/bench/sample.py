@@ -143,8 +143,8 @@ def _sample_node(rng: np.random.Generator, node_id: NodeId, machine: MachineClas
         power=PowerProfile(machine.idle_watts, machine.max_watts),
         network=NetworkPath(
             round_trip_seconds=machine.round_trip_seconds * float(rng.uniform(0.7, 1.5)),
-            up_bits_per_second=machine.link_bits_per_second,
-            down_bits_per_second=machine.link_bits_per_second,
+            receive_bits_per_second=machine.link_bits_per_second,
+            transmit_bits_per_second=machine.link_bits_per_second,
         ),
         backlog_seconds=backlog,
         inflight_requests=int(backlog > 0.0),
@@ -181,9 +181,9 @@ def _sample_destination(
         slots=machine.slots if batched else 1,
         has_chat_template=True,
         calibration=Calibration(
-            prefill_rate=decode * machine.prefill_gain,
-            decode_rate=decode,
-            saturated_decode_rate=decode * max(1.0, gain),
+            prefill_tokens_per_second=decode * machine.prefill_gain,
+            decode_tokens_per_second=decode,
+            saturated_decode_tokens_per_second=decode * max(1.0, gain),
             utilisation_ratio=float(rng.uniform(0.75, 0.95)),
         ),
         price=TokenPrice(

@@ -1,4 +1,8 @@
-"""Nodes with slots that serve their queues first come, first served."""
+"""Nodes with slots that serve their queues first come, first served.
+
+Each node is the engine of `controller.routing.engine_model.slots_alone`; nothing slows anything
+here, so an end is known at the start, and one heap of ends steps the whole cluster.
+"""
 
 import heapq
 import math
@@ -193,6 +197,15 @@ class Cluster:
         if not self.up[node]:
             self.up[node] = True
             self._up_since[node] = self.now
+
+    def running(self) -> list[Completion]:
+        """What runs now, with when it will end; of silent nodes nothing."""
+        return [
+            Completion(job.request, node, job.started, job.started + job.real)
+            for node, jobs in enumerate(self._running)
+            if node not in self._silent
+            for job in jobs
+        ]
 
     def waits(self) -> FloatArray:
         """Predicted seconds until each node can start another request, float64[N].

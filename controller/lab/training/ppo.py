@@ -287,7 +287,7 @@ class FactorisedNetwork(_Encoded):
         self.node = _layer(ENCODER + self.choices + self.levels, int(layout.node_keys.size), 0.01)
         self.pointer = nn.Sequential(_layer(4, 32, 1.0), nn.Tanh(), _layer(32, 1, 0.01))
         for name, values in (
-            ("table", layout.model_table()),
+            ("table", layout.model_table),
             ("kind_of_node", layout.kind_of_node),
             ("choice_of_model", layout.choice_of_model),
             ("level_of_model", layout.level_of_model),

@@ -79,7 +79,7 @@ def factorised_choice(
     Source: DRLM, Eq. 2.
     """
     encoded = encode(weights, observation.vector)
-    table = layout.model_table()
+    table = layout.model_table
     best_of_model = np.where(observation.mask, observation.reward, -1.0).max(axis=2)[0]  # [M]
     servable = observation.mask[0].any(axis=1)  # [M]
     allowed = np.where(table >= 0, servable[table], False)  # [choices, levels]

@@ -5,7 +5,7 @@ Axes: B decisions side by side, P candidates, M models, N nodes, K kinds of node
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -242,7 +242,7 @@ def candidates_of(
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """The fleet that a factorised policy was trained on: what its outputs stand for.
 
@@ -277,28 +277,20 @@ class Layout:
         """Outputs of the second head."""
         return int(self.level_of_model.max()) + 1
 
+    @cached_property
     def model_table(self) -> IntArray:
-        """int64[choices, levels], always the same; the model of each pair, -1 for none."""
-        return _model_table(self)
+        """int64[choices, levels]; the model of each pair, -1 for none."""
+        table = np.full((self.choices, self.levels), -1, dtype=np.int64)
+        table[self.choice_of_model, self.level_of_model] = np.arange(self.model_keys.size)
+        return table
 
+    @cached_property
     def hosted(self) -> NDArray[np.bool_]:
-        """bool[M, K], always the same; whether any node of the kind has the model."""
-        return _hosted(self)
-
-
-@lru_cache(maxsize=16)
-def _model_table(layout: Layout) -> IntArray:
-    table = np.full((layout.choices, layout.levels), -1, dtype=np.int64)
-    table[layout.choice_of_model, layout.level_of_model] = np.arange(layout.model_keys.size)
-    return table
-
-
-@lru_cache(maxsize=16)
-def _hosted(layout: Layout) -> NDArray[np.bool_]:
-    hosted = np.zeros((layout.model_keys.size, layout.kinds), dtype=np.bool_)
-    for kind in range(layout.kinds):
-        hosted[:, kind] = layout.deployed[:, layout.kind_of_node == kind].any(axis=1)
-    return hosted
+        """bool[M, K]; whether any node of the kind has the model."""
+        hosted = np.zeros((self.model_keys.size, self.kinds), dtype=np.bool_)
+        for kind in range(self.kinds):
+            hosted[:, kind] = self.deployed[:, self.kind_of_node == kind].any(axis=1)
+        return hosted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -373,7 +365,7 @@ def layout_observation(
     if penalty is not None:
         reward = reward - np.where(mask, penalty, 0.0)
     best = np.where(mask, reward, -1.0).max(axis=2)  # [B, M]
-    hosted = layout.hosted()
+    hosted = layout.hosted
     log_seconds = np.where(hosted, np.log1p(np.where(hosted, seconds, 0.0)), 0.0) / _LOG_SCALE
     node = np.stack([np.log1p(waiting) / _LOG_SCALE, waiting <= 0.0], axis=2)
     vector = np.concatenate(

@@ -7,7 +7,7 @@ import jinja2
 import yaml
 from jinja2.nativetypes import NativeEnvironment
 
-from edge_agent.config import MemorySettings, load_settings
+from edge_agent.config import LinkSettings, MemorySettings, load_settings
 from edge_agent.engine.remote.settings import RemoteSettings
 
 ROLE = Path(__file__).resolve().parents[3] / "deploy" / "ansible" / "roles" / "edge_agent"
@@ -54,6 +54,8 @@ def test_remote_and_memory_settings_of_the_role_are_the_agents() -> None:
     assert set(remote) == {entry.name for entry in fields(RemoteSettings)}
     memory = options["edge_agent_memory"]["options"]
     assert set(memory) == {entry.name for entry in fields(MemorySettings)}
+    link = options["edge_agent_link"]["options"]
+    assert set(link) == {entry.name for entry in fields(LinkSettings)}
 
 
 def test_settings_file_with_remote_models_and_a_memory_budget_is_read_by_the_agent(
@@ -72,6 +74,7 @@ def test_settings_file_with_remote_models_and_a_memory_budget_is_read_by_the_age
         "edge_agent_node_id": "gpu-1",
         "edge_agent_controller_address": "controller:1",
         "edge_agent_memory": {"budget_ratio": 0.5, "idle_seconds": 600},
+        "edge_agent_link": {"is_metered": True, "transmit_usd_per_gigabyte": 2},
         "edge_agent_models": [
             {
                 "name": "large",
@@ -96,3 +99,4 @@ def test_settings_file_with_remote_models_and_a_memory_budget_is_read_by_the_age
     assert large.remote.omit_parameters == ("top_k",)
     assert (large.slots, large.is_pinned, small.load_at_start) == (16, True, False)
     assert (settings.memory.budget_ratio, settings.memory.idle_seconds) == (0.5, 600.0)
+    assert settings.link == LinkSettings(True, 0.0, 2.0)

@@ -12,7 +12,10 @@ from edge_agent.errors import EngineError, EngineFailure, UsageError
 from tests.fakes.virtual_time import VirtualTime
 
 SPEEDS = FakeSpeeds(
-    prefill_rate=100.0, decode_rate=20.0, saturated_decode_rate=60.0, load_seconds=2.0
+    prefill_tokens_per_second=100.0,
+    decode_tokens_per_second=20.0,
+    saturated_decode_tokens_per_second=60.0,
+    load_seconds=2.0,
 )
 
 

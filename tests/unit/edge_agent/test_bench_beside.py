@@ -13,7 +13,9 @@ SETTINGS = EngineSettings(Path("fake.gguf"), context_tokens=512, slots=2, thread
 
 
 def make_engine(settings: EngineSettings) -> FakeEngine:
-    return FakeEngine(settings, speeds=FakeSpeeds(decode_rate=4000.0, prefill_rate=1e6))
+    return FakeEngine(
+        settings, speeds=FakeSpeeds(decode_tokens_per_second=4000.0, prefill_tokens_per_second=1e6)
+    )
 
 
 def tool(tmp_path: Path, script: str) -> Path:

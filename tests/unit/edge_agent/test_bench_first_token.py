@@ -14,11 +14,11 @@ SETTINGS = EngineSettings(Path("fake.gguf"), context_tokens=700, slots=2, thread
 LONG_TOKENS = 500
 
 
-def measured(prefill_rate: float, **changes: Any) -> FirstTokenReport:
+def measured(prefill_tokens_per_second: float, **changes: Any) -> FirstTokenReport:
     time = VirtualTime()
 
     def make_engine(settings: EngineSettings) -> FakeEngine:
-        speeds = FakeSpeeds(prefill_rate=prefill_rate)
+        speeds = FakeSpeeds(prefill_tokens_per_second=prefill_tokens_per_second)
         return FakeEngine(settings, speeds=speeds, sleep=time.sleep, clock=time.clock)
 
     options = {"rounds": 2, "long_tokens": LONG_TOKENS, "settings": SETTINGS, **changes}
@@ -35,7 +35,7 @@ def test_a_round_allows_twice_the_idle_time_and_a_chunk() -> None:
 
 
 def test_first_tokens_are_measured_while_the_long_prompt_is_read() -> None:
-    report = measured(prefill_rate=300.0)
+    report = measured(prefill_tokens_per_second=300.0)
     assert abs(report.long_tokens - LONG_TOKENS) <= 10
     assert len(report.rounds) == 2
     # Two prompts share what the fake engine reads in a second.
@@ -47,7 +47,7 @@ def test_first_tokens_are_measured_while_the_long_prompt_is_read() -> None:
 
 def test_a_long_prompt_that_is_read_at_once_cannot_be_measured_beside() -> None:
     with pytest.raises(EngineError, match="take a longer one"):
-        measured(prefill_rate=1e6)
+        measured(prefill_tokens_per_second=1e6)
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_long_prompt_that_is_read_at_once_cannot_be_measured_beside() -> None:
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        measured(prefill_rate=300.0, **changes)
+        measured(prefill_tokens_per_second=300.0, **changes)

@@ -358,12 +358,14 @@ class StaticAttributes(_message.Message):
     max_watts: _builtins.float
     power_source: _types_pb2.PowerSource.ValueType
     transmit_watts: _builtins.float
-    """Extra power of the link while it sends and receives. Absent: counted as none."""
+    """Extra power of the node's link while it transmits answers and receives prompts. Absent: counted as
+    none.
+    """
     receive_watts: _builtins.float
     is_link_metered: _builtins.bool
     """True: traffic on this link costs money or is capped, so nothing is sent merely to measure it."""
     receive_usd_per_gigabyte: _builtins.float
-    """Price of bytes on the link, from the controller to the node and back. Absent: none."""
+    """Price of the bytes that the node receives (prompts) and transmits (answers). Absent: none."""
     transmit_usd_per_gigabyte: _builtins.float
     def __init__(
         self,
@@ -556,7 +558,9 @@ class Calibration(_message.Message):
     saturated_decode_tokens_per_second: _builtins.float
     """All slots busy, together."""
     utilisation_ratio: _builtins.float
-    """Share of the power range in use under load, 0 to 1."""
+    """Busy share of the node's processors while it was calibrated, 0 to 1: the share of the power range in
+    use under load, where load_watts is absent. Absent: not measured, and all of the range is assumed.
+    """
     load_watts: _builtins.float
     """Whole-board power while all slots decoded. Absent: not measured."""
     measured_slots: _builtins.int
@@ -573,7 +577,7 @@ class Calibration(_message.Message):
         prefill_tokens_per_second: _builtins.float = ...,
         decode_tokens_per_second: _builtins.float = ...,
         saturated_decode_tokens_per_second: _builtins.float = ...,
-        utilisation_ratio: _builtins.float = ...,
+        utilisation_ratio: _builtins.float | None = ...,
         load_watts: _builtins.float | None = ...,
         measured_slots: _builtins.int = ...,
         engine_version: _builtins.str = ...,
@@ -581,9 +585,9 @@ class Calibration(_message.Message):
         prefill_joules_per_token: _builtins.float | None = ...,
         decode_joules_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "decode_joules_per_token", b"decode_joules_per_token", "load_watts", b"load_watts", "prefill_joules_per_token", b"prefill_joules_per_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "_utilisation_ratio", b"_utilisation_ratio", "decode_joules_per_token", b"decode_joules_per_token", "load_watts", b"load_watts", "prefill_joules_per_token", b"prefill_joules_per_token", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "decode_joules_per_token", b"decode_joules_per_token", "decode_tokens_per_second", b"decode_tokens_per_second", "engine_version", b"engine_version", "load_watts", b"load_watts", "measured_slots", b"measured_slots", "power_mode", b"power_mode", "prefill_joules_per_token", b"prefill_joules_per_token", "prefill_tokens_per_second", b"prefill_tokens_per_second", "saturated_decode_tokens_per_second", b"saturated_decode_tokens_per_second", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token", "_load_watts", b"_load_watts", "_prefill_joules_per_token", b"_prefill_joules_per_token", "_utilisation_ratio", b"_utilisation_ratio", "decode_joules_per_token", b"decode_joules_per_token", "decode_tokens_per_second", b"decode_tokens_per_second", "engine_version", b"engine_version", "load_watts", b"load_watts", "measured_slots", b"measured_slots", "power_mode", b"power_mode", "prefill_joules_per_token", b"prefill_joules_per_token", "prefill_tokens_per_second", b"prefill_tokens_per_second", "saturated_decode_tokens_per_second", b"saturated_decode_tokens_per_second", "utilisation_ratio", b"utilisation_ratio"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_joules_per_token: _TypeAlias = _typing.Literal["decode_joules_per_token"]  # noqa: Y015
     _WhichOneofArgType__decode_joules_per_token: _TypeAlias = _typing.Literal["_decode_joules_per_token", b"_decode_joules_per_token"]  # noqa: Y015
@@ -591,12 +595,16 @@ class Calibration(_message.Message):
     _WhichOneofArgType__load_watts: _TypeAlias = _typing.Literal["_load_watts", b"_load_watts"]  # noqa: Y015
     _WhichOneofReturnType__prefill_joules_per_token: _TypeAlias = _typing.Literal["prefill_joules_per_token"]  # noqa: Y015
     _WhichOneofArgType__prefill_joules_per_token: _TypeAlias = _typing.Literal["_prefill_joules_per_token", b"_prefill_joules_per_token"]  # noqa: Y015
+    _WhichOneofReturnType__utilisation_ratio: _TypeAlias = _typing.Literal["utilisation_ratio"]  # noqa: Y015
+    _WhichOneofArgType__utilisation_ratio: _TypeAlias = _typing.Literal["_utilisation_ratio", b"_utilisation_ratio"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decode_joules_per_token) -> _WhichOneofReturnType__decode_joules_per_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__load_watts) -> _WhichOneofReturnType__load_watts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_joules_per_token) -> _WhichOneofReturnType__prefill_joules_per_token | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__utilisation_ratio) -> _WhichOneofReturnType__utilisation_ratio | None: ...
 
 Global___Calibration: _TypeAlias = Calibration  # noqa: Y015
 

@@ -179,7 +179,7 @@ def test_all_slots_together_are_at_least_as_fast_as_one() -> None:
     message.calibration.saturated_decode_tokens_per_second = 5.0
     (model,) = models_from_proto([message])
     assert model.calibration is not None
-    assert model.calibration.saturated_decode_rate == 20.0
+    assert model.calibration.saturated_decode_tokens_per_second == 20.0
 
 
 def test_failure_keeps_its_kind_and_an_unknown_one_still_is_a_failure() -> None:

@@ -50,10 +50,14 @@ def test_node_is_told_with_its_state_load_health_and_speeds(profiler: ProfilerSt
         "model_is_ready{model=small,node=pi}": 1,
         "model_is_ready{model=new,node=pi}": 0,
         "model_speed_age_seconds{model=small,node=pi}": 2,
-        "model_tokens_per_second{model=small,node=pi,phase=prefill}": speeds.prefill_rate,
-        "model_tokens_per_second{model=small,node=pi,phase=decode}": speeds.decode_rate,
+        "model_tokens_per_second{model=small,node=pi,phase=prefill}": (
+            speeds.prefill_tokens_per_second
+        ),
+        "model_tokens_per_second{model=small,node=pi,phase=decode}": (
+            speeds.decode_tokens_per_second
+        ),
         "model_tokens_per_second{model=small,node=pi,phase=saturated}": (
-            speeds.saturated_decode_rate
+            speeds.saturated_decode_tokens_per_second
         ),
     }
     assert {key: found.get(key) for key in expected} == expected

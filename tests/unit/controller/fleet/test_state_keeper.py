@@ -86,7 +86,7 @@ def test_speeds_that_were_learnt_make_a_node_routable_after_a_restart():
     assert store.load().calibrations == ()
     keeper.keep_all()
     (kept,) = store.load().calibrations
-    assert kept.calibration.decode_rate == SPEEDS.decode_rate
+    assert kept.calibration.decode_tokens_per_second == SPEEDS.decode_tokens_per_second
     _, restarted, _ = keeper_over(store)
     join(restarted, 2.0, hello(NODE, models=(reported_model(calibration=None),)))
     assert routable_nodes(restarted.snapshot(2.0)) == {NODE}

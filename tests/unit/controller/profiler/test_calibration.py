@@ -43,21 +43,29 @@ def complete(
         estimate.observe_decode(
             DecodeSample(tokens, tokens * step_seconds(truth, together) * factor, together)
         )
-        estimate.observe_prefill(PrefillSample(tokens, tokens / truth.prefill_rate * factor))
+        estimate.observe_prefill(
+            PrefillSample(tokens, tokens / truth.prefill_tokens_per_second * factor)
+        )
 
 
 def slower(calibration: Calibration, ratio: float) -> Calibration:
     return Calibration(
-        calibration.prefill_rate / ratio,
-        calibration.decode_rate / ratio,
-        calibration.saturated_decode_rate / ratio,
+        calibration.prefill_tokens_per_second / ratio,
+        calibration.decode_tokens_per_second / ratio,
+        calibration.saturated_decode_tokens_per_second / ratio,
     )
 
 
 def assert_close(found: Calibration, truth: Calibration, within: float) -> None:
-    assert found.prefill_rate == pytest.approx(truth.prefill_rate, rel=within)
-    assert found.decode_rate == pytest.approx(truth.decode_rate, rel=within)
-    assert found.saturated_decode_rate == pytest.approx(truth.saturated_decode_rate, rel=within)
+    assert found.prefill_tokens_per_second == pytest.approx(
+        truth.prefill_tokens_per_second, rel=within
+    )
+    assert found.decode_tokens_per_second == pytest.approx(
+        truth.decode_tokens_per_second, rel=within
+    )
+    assert found.saturated_decode_tokens_per_second == pytest.approx(
+        truth.saturated_decode_tokens_per_second, rel=within
+    )
 
 
 def test_estimate_begins_with_what_was_measured() -> None:
@@ -126,8 +134,8 @@ def test_throttled_node_is_slower_at_once_and_as_fast_again_at_once() -> None:
     complete(estimate, BASE, 20, rng)
     cool = estimate.calibration()
     estimate.set_throttled(True)
-    assert estimate.calibration().decode_rate == pytest.approx(
-        cool.decode_rate / DEFAULT_THROTTLED_RATIO
+    assert estimate.calibration().decode_tokens_per_second == pytest.approx(
+        cool.decode_tokens_per_second / DEFAULT_THROTTLED_RATIO
     )
     complete(estimate, slower(BASE, 2.5), 20, rng)
     assert_close(estimate.calibration(), slower(BASE, 2.5), 0.1)
@@ -167,4 +175,4 @@ def test_step_gives_back_the_rates_that_it_was_made_of(
     assert 1.0 / (fixed + each) == pytest.approx(decode)
     assert together / (fixed + each * together) == pytest.approx(saturated)
     again = for_slots(calibration, slots)
-    assert slots / (fixed + each * slots) == pytest.approx(again.saturated_decode_rate)
+    assert slots / (fixed + each * slots) == pytest.approx(again.saturated_decode_tokens_per_second)

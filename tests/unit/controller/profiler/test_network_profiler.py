@@ -39,7 +39,9 @@ def measure(
 def test_path_is_a_prior_until_measured(kind: NodeKind) -> None:
     found = PathEstimate(kind, False).path(0.0)
     assert found.round_trip_seconds == pytest.approx(DEFAULT_ROUND_TRIP_SECONDS[kind])
-    assert found.up_bits_per_second == found.down_bits_per_second == DEFAULT_BITS_PER_SECOND
+    assert (
+        found.receive_bits_per_second == found.transmit_bits_per_second == DEFAULT_BITS_PER_SECOND
+    )
 
 
 @pytest.mark.parametrize(("up", "down"), [(1e6, 20e6), (100e6, 10e6), (3e5, 3e5), (900e6, 900e6)])
@@ -47,8 +49,8 @@ def test_goodput_is_found_both_ways_and_no_probe_lasts_long(up: float, down: flo
     estimate = path()
     now = measure(estimate, up, down)
     found = estimate.path(now)
-    assert found.up_bits_per_second == pytest.approx(up, rel=0.1)
-    assert found.down_bits_per_second == pytest.approx(down, rel=0.1)
+    assert found.receive_bits_per_second == pytest.approx(up, rel=0.1)
+    assert found.transmit_bits_per_second == pytest.approx(down, rel=0.1)
     for _ in range(2):
         now += INTERVAL
         size = estimate.next_probe(True, INTERVAL, now)
@@ -60,9 +62,9 @@ def test_goodput_is_found_both_ways_and_no_probe_lasts_long(up: float, down: flo
 def test_link_that_slows_down_is_followed() -> None:
     estimate = path()
     now = measure(estimate, 100e6, 100e6)
-    assert estimate.path(now).up_bits_per_second == pytest.approx(100e6, rel=0.1)
+    assert estimate.path(now).receive_bits_per_second == pytest.approx(100e6, rel=0.1)
     now = measure(estimate, 5e6, 5e6, now=now)
-    assert estimate.path(now).up_bits_per_second == pytest.approx(5e6, rel=0.2)
+    assert estimate.path(now).receive_bits_per_second == pytest.approx(5e6, rel=0.2)
 
 
 def test_nothing_is_sent_merely_to_measure_over_busy_or_metered_links() -> None:
@@ -109,8 +111,12 @@ def test_measured_values_fall_back_to_the_prior_as_they_age() -> None:
     aged = estimate.path(now + FRESH_SECONDS + HALF_LIFE_SECONDS)
     ancient = estimate.path(now + 50 * HALF_LIFE_SECONDS)
     assert fresh.round_trip_seconds > aged.round_trip_seconds > ancient.round_trip_seconds
-    assert fresh.up_bits_per_second < aged.up_bits_per_second < ancient.up_bits_per_second
-    assert ancient.up_bits_per_second == pytest.approx(DEFAULT_BITS_PER_SECOND)
+    assert (
+        fresh.receive_bits_per_second
+        < aged.receive_bits_per_second
+        < ancient.receive_bits_per_second
+    )
+    assert ancient.receive_bits_per_second == pytest.approx(DEFAULT_BITS_PER_SECOND)
     assert estimate.round_trip_age_seconds(now + 5.0) == pytest.approx(5.0)
 
 
@@ -149,5 +155,5 @@ def test_whatever_comes_back_sizes_and_rates_stay_possible(
         assert 0 <= planned.padding_bytes + planned.echo_bytes <= GREATEST_PROBE_BYTES
         found = estimate.path(now)
         assert found.round_trip_seconds > 0.0
-        assert found.up_bits_per_second > 0.0
-        assert found.down_bits_per_second > 0.0
+        assert found.receive_bits_per_second > 0.0
+        assert found.transmit_bits_per_second > 0.0

@@ -268,8 +268,8 @@ def test_slow_down_is_in_the_predictions_within_twenty_completions(
     for number in range(20):
         now = answer(profiler, number, 2.0, now)
     found = speeds(profiler, now)
-    assert found.prefill_rate == pytest.approx(100.0, rel=0.1)
-    assert found.decode_rate == pytest.approx(10.0, rel=0.1)
+    assert found.prefill_tokens_per_second == pytest.approx(100.0, rel=0.1)
+    assert found.decode_tokens_per_second == pytest.approx(10.0, rel=0.1)
 
 
 def test_node_that_comes_back_is_as_fast_as_it_was_and_a_new_measurement_begins_anew(
@@ -285,7 +285,7 @@ def test_node_that_comes_back_is_as_fast_as_it_was_and_a_new_measurement_begins_
     assert speeds(profiler, now + 5.0) == learnt
     fresh = reported_model(calibration=Calibration(300.0, 30.0, 90.0))
     profiler.apply(ModelsReported(PI, (fresh,)), now + 6.0)
-    assert speeds(profiler, now + 6.0).decode_rate == pytest.approx(30.0)
+    assert speeds(profiler, now + 6.0).decode_tokens_per_second == pytest.approx(30.0)
 
 
 def test_remembered_speed_makes_a_node_routable_before_it_has_measured(
@@ -309,9 +309,9 @@ def test_speed_holds_for_one_power_mode(profiler: ProfilerState) -> None:
     for number in range(20):
         now = answer(profiler, number, 2.0, now)
     profiler.apply(HealthReported(PI, health(power_mode="7W")), now)
-    assert speeds(profiler, now).decode_rate == pytest.approx(20.0)
+    assert speeds(profiler, now).decode_tokens_per_second == pytest.approx(20.0)
     profiler.apply(HealthReported(PI, health()), now)
-    assert speeds(profiler, now).decode_rate == pytest.approx(10.0, rel=0.1)
+    assert speeds(profiler, now).decode_tokens_per_second == pytest.approx(10.0, rel=0.1)
 
 
 def test_measurement_is_remembered_only_for_the_power_mode_it_was_made_in(
@@ -321,12 +321,14 @@ def test_measurement_is_remembered_only_for_the_power_mode_it_was_made_in(
     join(profiler, 1.0, hello(models=(reported_model(calibration=measured),)))
     for mode in ("15W", "7W"):
         profiler.apply(HealthReported(PI, health(power_mode=mode)), 2.0)
-        assert speeds(profiler, 2.0).decode_rate == 20.0  # it stands in for the other mode
+        assert (
+            speeds(profiler, 2.0).decode_tokens_per_second == 20.0
+        )  # it stands in for the other mode
     assert {known.key.power_mode for known in profiler.known_calibrations()} == {"15W"}
-    slow = replace(measured, decode_rate=5.0, power_mode="7W")
+    slow = replace(measured, decode_tokens_per_second=5.0, power_mode="7W")
     profiler.apply(ModelsReported(PI, (reported_model(calibration=slow),)), 3.0)
     remembered = {
-        known.key.power_mode: known.calibration.decode_rate
+        known.key.power_mode: known.calibration.decode_tokens_per_second
         for known in profiler.known_calibrations()
     }
     assert remembered == {"15W": 20.0, "7W": 5.0}
@@ -338,9 +340,9 @@ def test_throttled_node_is_predicted_slower_before_any_completion_says_so(
     """Case D15."""
     join(profiler, 1.0)
     profiler.apply(HealthReported(PI, health(is_throttled=True)), 2.0)
-    assert speeds(profiler, 2.0).decode_rate < 0.8 * 20.0
+    assert speeds(profiler, 2.0).decode_tokens_per_second < 0.8 * 20.0
     profiler.apply(HealthReported(PI, health(is_throttled=False)), 3.0)
-    assert speeds(profiler, 3.0).decode_rate == pytest.approx(20.0)
+    assert speeds(profiler, 3.0).decode_tokens_per_second == pytest.approx(20.0)
 
 
 def test_slots_are_claimed_at_decision_time(profiler: ProfilerState) -> None:
@@ -455,8 +457,8 @@ def test_answers_written_together_teach_the_speed_of_one(profiler: ProfilerState
         for request_id in pair:
             finish(profiler, request_id, now, 1.0, decode)
     found = speeds(profiler, now)
-    assert found.decode_rate == pytest.approx(20.0, rel=0.02)
-    assert found.prefill_rate == pytest.approx(200.0, rel=0.02)
+    assert found.decode_tokens_per_second == pytest.approx(20.0, rel=0.02)
+    assert found.prefill_tokens_per_second == pytest.approx(200.0, rel=0.02)
 
 
 def test_prompt_that_was_read_meanwhile_is_taken_off_an_answer(profiler: ProfilerState) -> None:
@@ -470,7 +472,7 @@ def test_prompt_that_was_read_meanwhile_is_taken_off_an_answer(profiler: Profile
         profiler.apply(Ended(PI, other, False, is_cancelled=True), now + 1.5)
         now += 0.5 + decode
         finish(profiler, answer_id, now, 0.5, decode)
-    assert speeds(profiler, now).decode_rate == pytest.approx(20.0, rel=0.02)
+    assert speeds(profiler, now).decode_tokens_per_second == pytest.approx(20.0, rel=0.02)
 
 
 def test_other_models_that_were_busy_do_not_make_a_model_slow(profiler: ProfilerState) -> None:
@@ -481,8 +483,8 @@ def test_other_models_that_were_busy_do_not_make_a_model_slow(profiler: Profiler
     for number in range(12):
         now = answer(profiler, number, 2.0, now)
     found = {d.model: d.calibration for d in profiler.snapshot(now).destinations}["small"]
-    assert found.decode_rate == pytest.approx(20.0, rel=0.02)
-    assert found.prefill_rate == pytest.approx(200.0, rel=0.02)
+    assert found.decode_tokens_per_second == pytest.approx(20.0, rel=0.02)
+    assert found.prefill_tokens_per_second == pytest.approx(200.0, rel=0.02)
 
 
 def test_prompt_read_between_the_steps_of_an_answer_teaches_its_own_speed(
@@ -498,7 +500,7 @@ def test_prompt_read_between_the_steps_of_an_answer_teaches_its_own_speed(
         now += prefill + 0.1
         usage = Usage(100, 2, 0.0, prefill, 0.1)  # too short to tell how fast it writes
         profiler.apply(Ended(PI, request_id, False, usage=usage), now)
-    assert speeds(profiler, now).prefill_rate == pytest.approx(200.0, rel=0.02)
+    assert speeds(profiler, now).prefill_tokens_per_second == pytest.approx(200.0, rel=0.02)
 
 
 @pytest.mark.parametrize(("completions", "rate"), [(5, 20.0), (30, 4.0)])
@@ -506,10 +508,10 @@ def test_remembered_speed_goes_before_a_measurement_once_it_rests_on_many_comple
     profiler: ProfilerState, completions: int, rate: float
 ) -> None:
     key = CalibrationKey("Board", "0" * 64, "fake", "")
-    slow = replace(SPEEDS, decode_rate=4.0, saturated_decode_rate=12.0)
+    slow = replace(SPEEDS, decode_tokens_per_second=4.0, saturated_decode_tokens_per_second=12.0)
     profiler.remember([KnownCalibration(key, slow, completions)])
     join(profiler, 1.0)
-    assert speeds(profiler, 1.0).decode_rate == pytest.approx(rate)
+    assert speeds(profiler, 1.0).decode_tokens_per_second == pytest.approx(rate)
 
 
 def test_request_that_comes_again_has_failed_the_first_time(profiler: ProfilerState) -> None:
@@ -560,7 +562,7 @@ def test_age_of_a_speed_counts_from_a_new_measurement_or_the_last_completion(
     assert age(2.0) is None  # it may have been measured on any earlier day
     end = answer(profiler, 0, 1.0, 2.0)
     assert age(end + 3.0) == pytest.approx(3.0)
-    measured = replace(SPEEDS, decode_rate=30.0)
+    measured = replace(SPEEDS, decode_tokens_per_second=30.0)
     profiler.apply(ModelsReported(PI, (reported_model(calibration=measured),)), 50.0)
     assert age(54.0) == pytest.approx(4.0)
 
@@ -570,9 +572,9 @@ def test_speed_that_is_measured_anew_on_a_throttled_node_is_a_throttled_one(
 ) -> None:
     join(profiler, 1.0)
     profiler.apply(HealthReported(PI, health(is_throttled=True)), 2.0)
-    measured = replace(SPEEDS, decode_rate=30.0)
+    measured = replace(SPEEDS, decode_tokens_per_second=30.0)
     profiler.apply(ModelsReported(PI, (reported_model(calibration=measured),)), 3.0)
-    assert speeds(profiler, 3.0).decode_rate == pytest.approx(30.0 / 1.5)
+    assert speeds(profiler, 3.0).decode_tokens_per_second == pytest.approx(30.0 / 1.5)
 
 
 def test_conversations_whose_turns_are_not_held_are_expected_less_and_less(
@@ -762,8 +764,12 @@ class AnyInterleaving(RuleBasedStateMachine):
     def speeds_stay_possible(self) -> None:
         for destination in self.profiler.snapshot(self.now).destinations:
             found = destination.calibration
-            assert found.prefill_rate > 0.0
-            assert 0.0 < found.decode_rate <= found.saturated_decode_rate * (1 + 1e-9)
+            assert found.prefill_tokens_per_second > 0.0
+            assert (
+                0.0
+                < found.decode_tokens_per_second
+                <= found.saturated_decode_tokens_per_second * (1 + 1e-9)
+            )
 
     @invariant()
     def only_ready_nodes_with_fresh_health_take_work(self) -> None:

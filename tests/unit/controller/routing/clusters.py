@@ -18,7 +18,7 @@ from controller.ids import ModelName, NodeId, RequestId
 
 
 def node(name: str, **changes: Any) -> Node:
-    """A ready board on the edge: 4 to 10 W, 1 Mbit/s up and 8 Mbit/s down, 10 ms away."""
+    """A ready board on the edge: 4 to 10 W, receives 1 and transmits 8 Mbit/s, 10 ms away."""
     settings: dict[str, Any] = {
         "kind": NodeKind.EDGE,
         "state": NodeState.READY,

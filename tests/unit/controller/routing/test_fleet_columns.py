@@ -38,7 +38,12 @@ def _check(found: FleetColumns, snapshot: ClusterSnapshot) -> None:
         "supports_response_format",
     ):  # fmt: skip
         assert getattr(found, name).tolist() == [getattr(d, name) for d in of], name
-    for name in ("prefill_rate", "decode_rate", "saturated_decode_rate", "utilisation_ratio"):
+    for name in (
+        "prefill_tokens_per_second",
+        "decode_tokens_per_second",
+        "saturated_decode_tokens_per_second",
+        "utilisation_ratio",
+    ):
         assert getattr(found, name).tolist() == [getattr(d.calibration, name) for d in of], name
     for name in ("prefill_joules_per_token", "decode_joules_per_token"):
         told = [getattr(d.calibration, name) for d in of]
@@ -121,14 +126,20 @@ def test_what_no_column_tells_of_leaves_the_arrays_alone() -> None:
     claimed = [replace(destinations[0], free_slots=1, next_slot_seconds=2.0), *destinations[1:]]
     after = fleet_columns(fleet([node("a", backlog_seconds=9.0), node("b")], claimed), before)
     assert after.destinations[0].free_slots == 1
-    for name in ("placements", "prefill_rate", "context_tokens", "node_of", "has_chat_template"):
+    for name in (
+        "placements",
+        "prefill_tokens_per_second",
+        "context_tokens",
+        "node_of",
+        "has_chat_template",
+    ):
         assert getattr(after, name) is getattr(before, name)
 
 
 def test_nobody_can_change_the_columns_of_the_next_decision() -> None:
     snapshot = fleet([node("a")], [destination("a"), destination("a", "other")])
-    for name in ("prefill_rate", "slots", "node_of", "node_key", "model_of", "model_key",
-                 "has_chat_template"):  # fmt: skip
+    for name in ("prefill_tokens_per_second", "slots", "node_of", "node_key", "model_of",
+                 "model_key", "has_chat_template"):  # fmt: skip
         with pytest.raises(ValueError, match="read-only"):
             getattr(fleet_columns(snapshot), name)[0] = 1
 

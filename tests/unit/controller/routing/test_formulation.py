@@ -11,12 +11,11 @@ from controller.domain.cluster import (
     SessionPrefix,
     TokenPrice,
 )
+from controller.domain.link_traffic import REQUEST_OVERHEAD_BYTES, STREAMED_TOKEN_BYTES
 from controller.domain.request import ChatMessage, Sampling
 from controller.ids import ModelName, NodeId
 from controller.routing.answer_tokens import expected_answer_tokens
 from controller.routing.formulation import (
-    REQUEST_OVERHEAD_BYTES,
-    STREAMED_TOKEN_BYTES,
     TEMPLATE_TOKENS_PER_MESSAGE,
     UNKNOWN_POWER_WATTS,
     formulate,
@@ -44,12 +43,13 @@ def test_terms_of_one_pair_are_those_worked_by_hand() -> None:
     assert batch.prompt_tokens[0, 0] == 100.0
     assert problem.latency_seconds[0, 0] == pytest.approx(7.0)
     assert problem.work_seconds[0, 0] == pytest.approx(2.5)
-    up = 8.0 * (REQUEST_OVERHEAD_BYTES + 400.0) / 1e6
-    down = 8.0 * STREAMED_TOKEN_BYTES * 60.0 / 8e6
-    assert problem.network_seconds[0, 0] == pytest.approx(0.01 + up + down)
+    received = 8.0 * (REQUEST_OVERHEAD_BYTES + 400.0) / 1e6
+    sent = 8.0 * STREAMED_TOKEN_BYTES * 60.0 / 8e6
+    assert problem.network_seconds[0, 0] == pytest.approx(0.01 + received + sent)
     assert problem.cost_usd[0, 0] == pytest.approx(100e-6 + 120e-6 + 3e-3)
-    # u = 0.5 of the range from 4 to 10 W: 7 W for 2.5 executor seconds, and the link.
-    assert problem.energy_joules[0, 0] == pytest.approx(17.5 + up * 1.0 + down * 0.5)
+    # u = 0.5 of the range from 4 to 10 W: 7 W for 2.5 executor seconds. The node's radio receives
+    # the prompt at 0.5 W and transmits the answer at 1 W.
+    assert problem.energy_joules[0, 0] == pytest.approx(17.5 + received * 0.5 + sent * 1.0)
     assert problem.quality[0, 0] == 0.5
     assert problem.backlog_seconds.tolist() == [2.5]
 
@@ -85,6 +85,22 @@ def test_metered_transfer_costs_money() -> None:
     batch = formulate([request()], snapshot, output_tokens=np.array([[60.0]]))
     transferred = REQUEST_OVERHEAD_BYTES + 400.0 + 60.0 * STREAMED_TOKEN_BYTES
     assert batch.problem.cost_usd[0, 0] == pytest.approx(transferred * 1e-6)
+
+
+def test_power_measured_under_load_takes_the_place_of_a_share_of_the_range() -> None:
+    """8 W measured, of which 4 are idle; a node that never told its power is charged all of it."""
+    measured = Calibration(100.0, 10.0, 40.0, 1.0, load_watts=8.0)
+    snapshot = fleet(
+        [node("a", power=PowerProfile(4.0, 100.0)), node("b", power=None)],
+        [destination("a", calibration=measured), destination("b", calibration=measured)],
+    )
+    tokens = np.array([[60.0, 60.0]])
+    energy = formulate([request()], snapshot, output_tokens=tokens).problem.energy_joules
+    assert energy[0].tolist() == pytest.approx([2.5 * 8.0, 2.5 * 8.0])
+    marginal = formulate(
+        [request()], snapshot, output_tokens=tokens, marginal_energy_only=True
+    ).problem.energy_joules
+    assert marginal[0].tolist() == pytest.approx([2.5 * 4.0, 2.5 * 8.0])
 
 
 def test_node_of_unknown_power_is_charged_the_greatest_known() -> None:
@@ -192,8 +208,9 @@ def test_bytes_cost_what_each_nodes_link_costs() -> None:
         [destination("a"), destination("b")],
     )
     batch = formulate([request()], snapshot, output_tokens=np.array([[60.0, 60.0]]))
-    up, down = REQUEST_OVERHEAD_BYTES + 400.0, 60.0 * STREAMED_TOKEN_BYTES
-    assert batch.problem.cost_usd[0].tolist() == pytest.approx([up * 2e-6 + down * 1e-6, 0.0])
+    received, sent = REQUEST_OVERHEAD_BYTES + 400.0, 60.0 * STREAMED_TOKEN_BYTES
+    priced = received * 2e-6 + sent * 1e-6
+    assert batch.problem.cost_usd[0].tolist() == pytest.approx([priced, 0.0])
 
 
 def test_counted_joules_a_token_take_the_place_of_the_power_model() -> None:

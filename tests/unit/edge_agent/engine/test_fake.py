@@ -51,7 +51,9 @@ def test_speeds_set_the_seconds_of_one_sequence() -> None:
         time = FakeTime()
         engine = FakeEngine(
             settings(),
-            speeds=FakeSpeeds(prefill_rate=100.0, decode_rate=10.0, load_seconds=5.0),
+            speeds=FakeSpeeds(
+                prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0, load_seconds=5.0
+            ),
             answer=lambda prompt, seed: "one two three four",
             sleep=time.sleep,
             clock=time.clock,

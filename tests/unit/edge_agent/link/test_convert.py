@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.config import ModelSettings
+from edge_agent.config import LinkSettings, ModelSettings
 from edge_agent.engine.base import LoadedModel, Message, Sampling
 from edge_agent.engine.spec import PreparedModel
 from edge_agent.identity import HostDescription
@@ -80,7 +80,7 @@ def test_unknown_energy_is_absent_and_a_known_one_says_that_it_is_estimated() ->
 
 
 def test_board_without_a_power_model_has_no_power_and_not_zero_power() -> None:
-    attributes = attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None)
+    attributes = attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None, LinkSettings())
     for name in ("idle_watts", "max_watts", "transmit_watts", "receive_watts"):
         assert not attributes.HasField(name)  # type: ignore[arg-type]
     assert attributes.power_source == types_pb2.POWER_SOURCE_NONE
@@ -92,7 +92,7 @@ def test_board_without_a_power_model_has_no_power_and_not_zero_power() -> None:
 
 def test_power_of_the_boards_model_follows_utilisation_and_says_that_it_is_estimated() -> None:
     power = PowerModel(4.0, 10.0)
-    attributes = attributes_to_proto(HOST, "cloud", "0.1.0", "", power, 0.5, None)
+    attributes = attributes_to_proto(HOST, "cloud", "0.1.0", "", power, 0.5, None, LinkSettings())
     assert attributes.kind == types_pb2.NODE_KIND_CLOUD
     assert (attributes.idle_watts, attributes.max_watts, attributes.transmit_watts) == (4, 10, 0.5)
     sample = health_to_proto(SAMPLE, power, ["model_file_missing: small"])
@@ -118,13 +118,13 @@ def test_model_is_described_as_far_as_it_is_known() -> None:
             known=Known(
                 PreparedModel(Path("/m"), "abc", "llama", 0.1, "Q4_0", 8192, None),
                 LoadedModel(2048, 2, True, None, "fake", None, 4.5, "fake", None),
-                Speeds(100.0, 10.0, 20.0),
+                Speeds(100.0, 10.0, 20.0, utilisation_ratio=0.75),
             ),
         )
     )
     assert (ready.context_tokens, ready.slots, ready.digest) == (2048, 2, "abc")
     assert ready.calibration.saturated_decode_tokens_per_second == 20.0
-    assert ready.calibration.utilisation_ratio > 0.0
+    assert ready.calibration.utilisation_ratio == 0.75
     assert ready.characters_per_token == 4.5
     assert ready.price.prompt_usd_per_token == 0.5
 
@@ -150,3 +150,24 @@ def test_any_source_is_sent_by_its_own_name(
     ).usage
     assert (usage.energy_source_name, usage.energy_source) == (source, value)
     assert usage.is_energy_estimate == (source == "estimate")
+
+
+def test_price_of_the_link_is_sent_and_makes_it_a_metered_one() -> None:
+    free = attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None, LinkSettings())
+    assert not free.is_link_metered
+    capped = LinkSettings(is_metered=True)
+    assert attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None, capped).is_link_metered
+    priced = LinkSettings(receive_usd_per_gigabyte=0.5, transmit_usd_per_gigabyte=4.0)
+    sent = attributes_to_proto(HOST, "edge", "0.1.0", "", None, None, None, priced)
+    assert sent.is_link_metered
+    assert (sent.receive_usd_per_gigabyte, sent.transmit_usd_per_gigabyte) == (0.5, 4.0)
+
+
+def test_share_of_the_power_range_is_the_measured_one_and_absent_when_nobody_looked() -> None:
+    def sent(speeds: Speeds) -> fleet_pb2.Calibration:
+        settings = ModelSettings("small")
+        model = hosted_model(settings, READY, known=Known(None, None, speeds))
+        return model_to_proto(model).calibration
+
+    assert sent(Speeds(10.0, 2.0, 4.0, utilisation_ratio=0.25)).utilisation_ratio == 0.25
+    assert not sent(Speeds(10.0, 2.0, 4.0)).HasField("utilisation_ratio")

@@ -55,7 +55,7 @@ class Bench:
             EngineSettings(Path("/nowhere.gguf"), context_tokens=500, slots=2),
             sleep=self.sleep,
             clock=lambda: self.now,
-            speeds=FakeSpeeds(prefill_rate=100.0, decode_rate=10.0),
+            speeds=FakeSpeeds(prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0),
         )
         self.hosted = hosted_model(ModelSettings("small", remote=remote), READY, self.engine)
         self.desk = WorkDesk({"small": self.hosted}.get, self, MODEL, self.sampler)

@@ -182,7 +182,7 @@ async def test_order_makes_room_at_the_cost_of_the_one_used_longest_ago(tmp_path
 
 async def test_pinned_and_busy_models_keep_their_room(tmp_path: Path) -> None:
     made = Bench(tmp_path, (model("a", is_pinned=True), model("b")))
-    made.speeds = FakeSpeeds(prefill_rate=1.0)
+    made.speeds = FakeSpeeds(prefill_tokens_per_second=1.0)
     async with running(made):
         await until(lambda: made["a"].is_ready and made["b"].is_ready)
         made.ask("b")
@@ -206,7 +206,7 @@ async def test_model_that_takes_more_than_its_estimate_is_given_up(tmp_path: Pat
 
 
 async def test_unloading_lets_running_answers_end_and_takes_nothing_new(tmp_path: Path) -> None:
-    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(decode_rate=200.0))
+    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(decode_tokens_per_second=200.0))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a", 30)
@@ -227,7 +227,7 @@ async def test_unloading_lets_running_answers_end_and_takes_nothing_new(tmp_path
 
 async def test_answers_that_do_not_end_in_time_are_given_up(tmp_path: Path) -> None:
     memory = MemorySettings(budget_bytes=100 * MIB, drain_seconds=0.0)
-    made = Bench(tmp_path, (model("a"),), memory, speeds=FakeSpeeds(prefill_rate=0.1))
+    made = Bench(tmp_path, (model("a"),), memory, speeds=FakeSpeeds(prefill_tokens_per_second=0.1))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a")
@@ -327,7 +327,7 @@ async def test_requests_wait_while_a_model_is_measured_anew(tmp_path: Path) -> N
 
 
 async def test_model_that_stays_busy_is_not_measured(tmp_path: Path) -> None:
-    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(prefill_rate=0.1))
+    made = Bench(tmp_path, (model("a"),), speeds=FakeSpeeds(prefill_tokens_per_second=0.1))
     async with running(made):
         await until(lambda: made["a"].is_ready)
         made.ask("a")

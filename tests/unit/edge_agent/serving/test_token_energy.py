@@ -26,7 +26,11 @@ class Board:
         self.joules = 0.0
         self.engine = FakeEngine(
             EngineSettings(Path("/m.gguf"), context_tokens=2000, slots=2),
-            speeds=FakeSpeeds(prefill_rate=400.0, decode_rate=20.0, saturated_decode_rate=30.0),
+            speeds=FakeSpeeds(
+                prefill_tokens_per_second=400.0,
+                decode_tokens_per_second=20.0,
+                saturated_decode_tokens_per_second=30.0,
+            ),
             answer=lambda prompt, seed: answer,
             sleep=self.sleep,
             clock=lambda: self.now,

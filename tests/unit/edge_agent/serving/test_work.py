@@ -152,7 +152,7 @@ async def test_length_limit_is_its_own_outcome() -> None:
 
 
 async def test_energy_is_the_engines_work_at_full_power_and_adds_up() -> None:
-    speeds = FakeSpeeds(prefill_rate=100.0, decode_rate=10.0)
+    speeds = FakeSpeeds(prefill_tokens_per_second=100.0, decode_tokens_per_second=10.0)
     async with bench(speeds=speeds) as made:
         made.desk.accept(order("r1"))
         made.desk.accept(order("r2"))

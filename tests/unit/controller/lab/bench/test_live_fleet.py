@@ -94,5 +94,5 @@ def test_a_rested_fleet_is_idle_and_has_learned_from_what_it_answered() -> None:
         assert all(node.backlog_seconds == 0.0 for node in fleet.snapshot(now).nodes)
     after = fleet.snapshot(now).destinations
     assert after[7].answer_lengths is not None
-    assert after[7].calibration.decode_rate == pytest.approx(100 / 3.6, rel=0.1)
+    assert after[7].calibration.decode_tokens_per_second == pytest.approx(100 / 3.6, rel=0.1)
     assert after[:7] == before.destinations[:7]

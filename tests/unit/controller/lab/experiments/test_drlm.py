@@ -231,6 +231,7 @@ def test_the_command_trains_compares_and_goes_on_where_it_was(
     assert json.loads(again.stdout)["rows"] == found["rows"]
 
 
+@pytest.mark.slow
 def test_further_trainings_are_told_apart_and_summed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,7 +186,7 @@ def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
         ("a.csv", b"one,two\n1,2\n", "no format that is known"),
         ("a.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8"),
         ("a.jsonl.gz", b"no gzip", "damaged"),
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n' * 99)[:-12], "damaged"),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "x"}\n' * 99, mtime=0)[:-12], "damaged"),
         ("TruthfulQA.csv", ",".join(TRUTHFULQA).encode() + b"\na,b\n", "line 2: fewer columns"),
         ("TruthfulQA.csv", ",".join(TRUTHFULQA).encode() + b"\n", "no questions"),
         ("a_test.csv", b"q,a,b,c,d,A\nq,a,b,c,d\n", "line 2: 5 columns instead of 6"),
