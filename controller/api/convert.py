@@ -1,6 +1,6 @@
 """Between pointsman.v1 client messages and the domain; `Codec` walks what has one name on both."""
 
-from controller.api.service import Calibrating, NodeView, ServedModel
+from controller.api.service import Calibrating, ServedModel
 from controller.domain.batch import BatchDecision, Candidate, Placement, Weights
 from controller.domain.order import ManageModel, ModelAction
 from controller.domain.request import (
@@ -12,6 +12,7 @@ from controller.domain.request_record import Account, RequestRecord
 from controller.errors import InvalidRequestError
 from controller.fleet.convert import ATTRIBUTES, HEALTH, MODEL
 from controller.ids import ModelName, RequestId, new_request_id
+from controller.profiler.state import NodeRecord
 from controller.request_manager.refusals import refusal_text
 from controller.request_manager.stream import RoutedTo, Text
 from pointsman.codec import Codec
@@ -121,25 +122,24 @@ def explanation_to_proto(record: RequestRecord) -> router_pb2.ExplainResponse:
     return response
 
 
-def node_to_proto(view: NodeView) -> admin_pb2.NodeStatus:
-    """A node as operators see it."""
-    record = view.record
+def node_to_proto(record: NodeRecord, now: float) -> admin_pb2.NodeStatus:
+    """A node as operators see it, from what routing uses; `now` in monotonic seconds."""
     return admin_pb2.NodeStatus(
-        node_id=view.node_id,
+        node_id=record.hello.node_id,
         state=record.state.value,
-        last_seen_seconds=view.last_seen_seconds,
+        last_seen_seconds=now - record.last_seen_at,
         attributes=ATTRIBUTES.write(record.hello.attributes),
-        models=map(MODEL.write, view.models),
+        models=map(MODEL.write, record.models_now),
         health=HEALTH.write(record.health) if record.health else None,
         round_trip_seconds=record.round_trip_seconds,
-        backlog_seconds=view.backlog_seconds,
+        backlog_seconds=record.requests.backlog_seconds(now),
         inflight_requests=len(record.requests),
         completed_requests=record.completed_requests,
         failed_requests=record.failed_requests,
         cancelled_requests=record.cancelled_requests,
-        round_trip_age_seconds=view.round_trip_age_seconds,
+        round_trip_age_seconds=record.path.round_trip_age_seconds(now),
         receive_bytes_per_second=record.path.receive_bytes_per_second,
         transmit_bytes_per_second=record.path.transmit_bytes_per_second,
-        goodput_age_seconds=view.goodput_age_seconds,
-        health_age_seconds=view.health_age_seconds,
+        goodput_age_seconds=record.path.goodput_age_seconds(now),
+        health_age_seconds=record.health_age_seconds(now),
     )

@@ -3,6 +3,7 @@
 Errors pass through: `grpc_errors` gives each its status.
 """
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -112,8 +113,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListNodesRequest, context: Context
     ) -> admin_pb2.ListNodesResponse:
         """List every known node."""
+        now = time.monotonic()
         return admin_pb2.ListNodesResponse(
-            nodes=[node_to_proto(view) for view in self._service.nodes()],
+            nodes=[node_to_proto(record, now) for record in self._service.nodes()],
             issues=self._service.issues(),
         )
 
@@ -121,8 +123,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainNodeRequest, context: Context
     ) -> admin_pb2.DrainNodeResponse:
         """Drain a node or lift it."""
-        view = self._service.drain(NodeId(request.node_id), request.is_draining)
-        return admin_pb2.DrainNodeResponse(node=node_to_proto(view))
+        record = self._service.drain(NodeId(request.node_id), request.is_draining)
+        return admin_pb2.DrainNodeResponse(node=node_to_proto(record, time.monotonic()))
 
     async def ForgetNode(  # noqa: N802
         self, request: admin_pb2.ForgetNodeRequest, context: Context

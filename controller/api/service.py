@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import structlog
@@ -58,27 +58,6 @@ class ServedModel:
     quantisation: str
     context_tokens: int
     node_ids: tuple[NodeId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as operators see it; derived from what routing uses.
-
-    Attributes:
-        models: with the speeds that predictions use now, rather than those first measured.
-        speed_ages_seconds: of each model, how long ago its speed was measured again or moved by a
-            completion; None if never since the node is known.
-    """
-
-    node_id: NodeId
-    record: NodeRecord
-    last_seen_seconds: float
-    backlog_seconds: float
-    round_trip_age_seconds: float | None
-    goodput_age_seconds: float | None
-    health_age_seconds: float | None
-    models: tuple[ReportedModel, ...]
-    speed_ages_seconds: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +207,24 @@ class RouterService:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def nodes(self) -> list[NodeView]:
+    def nodes(self) -> list[NodeRecord]:
         """Every known node, in order of name."""
-        return [self._view(node_id) for node_id in sorted(self._profiler.nodes)]
+        return [record for _, record in sorted(self._profiler.nodes.items())]
 
     def issues(self) -> tuple[str, ...]:
         """What an operator should mend about the controller itself."""
         issue = self._store.state.issue
         return (issue,) if issue else ()
 
-    def drain(self, node_id: NodeId, is_draining: bool) -> NodeView:
+    def drain(self, node_id: NodeId, is_draining: bool) -> NodeRecord:
         """Drain a node or lift it; repeats change nothing.
 
         Raises:
             UnknownNodeError: no node has this name.
         """
-        self._known(node_id)
+        record = self._known(node_id)
         self._sessions.drain(node_id, is_draining)
-        return self._view(node_id)
+        return record
 
     def forget(self, node_id: NodeId) -> None:
         """Drop an offline node from the list.
@@ -328,8 +307,8 @@ class RouterService:
         try:
             async with aclosing(self._sessions.order(node_id, order)) as updates:
                 async for update in updates:
-                    is_known = update.is_last and node_id in self._profiler.nodes
-                    models = self._view(node_id).models if is_known else ()
+                    record = self._profiler.nodes.get(node_id) if update.is_last else None
+                    models = () if record is None else record.models_now
                     told.put_nowait(Calibrating(node_id, update, models))
         except RouterError as error:
             told.put_nowait(Calibrating(node_id, OrderUpdate("", OrderPhase.FAILED, str(error))))
@@ -379,19 +358,3 @@ class RouterService:
             names = ", ".join(sorted(self._profiler.nodes)) or "none"
             raise UnknownNodeError(f"No node is called {node_id!r}. Known: {names}.")
         return record
-
-    def _view(self, node_id: NodeId) -> NodeView:
-        record, now = self._profiler.nodes[node_id], time.monotonic()
-        return NodeView(
-            node_id,
-            record,
-            now - record.last_seen_at,
-            record.requests.backlog_seconds(now),
-            record.path.round_trip_age_seconds(now),
-            record.path.goodput_age_seconds(now),
-            None if record.health_at is None else now - record.health_at,
-            tuple(
-                replace(model, calibration=record.calibration_of(model)) for model in record.models
-            ),
-            tuple(record.speed_age_seconds(model, now) for model in record.models),
-        )

@@ -126,7 +126,7 @@ _NODE_GAUGES: Final[tuple[tuple[str, str, _OfNode], ...]] = (
     (
         "node_health_age_seconds",
         "Time since the last health sample arrived.",
-        lambda record, now: None if record.health_at is None else now - record.health_at,
+        lambda record, now: record.health_age_seconds(now),
     ),
     (
         "node_round_trip_seconds",

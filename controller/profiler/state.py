@@ -7,7 +7,7 @@ and `calibration`.
 import statistics
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from controller.domain.cluster import (
@@ -165,6 +165,17 @@ class NodeRecord:
         """The speeds that predictions use now; None while nobody has measured any."""
         speed = self._speeds.get(self._speed_key(model))
         return None if speed is None else speed.estimate.calibration()
+
+    @property
+    def models_now(self) -> tuple[ReportedModel, ...]:
+        """The models with the speeds that predictions use now, not those that were reported."""
+        return tuple(
+            replace(model, calibration=self.calibration_of(model)) for model in self.models
+        )
+
+    def health_age_seconds(self, now: float) -> float | None:
+        """Time since the last health sample arrived; None if none has since it connected."""
+        return None if self.health_at is None else now - self.health_at
 
     def speed_age_seconds(self, model: ReportedModel, now: float) -> float | None:
         """Time since this speed was measured again or a completion moved it; None if never.
