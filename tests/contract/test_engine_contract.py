@@ -39,7 +39,7 @@ pytestmark = pytest.mark.anyio
 
 SLOTS = 2
 CONTEXT_TOKENS = 256
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 200.0
 MAX_UNREAD_CHARACTERS = 400
 PROMPT = "The old lighthouse keeper wrote in his diary:"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 AGENT = str(Path(sys.executable).parent / "edge-agent")
-SECONDS = 30.0
+SECONDS = 100.0
 
 
 def settings(folder: Path, node_id: str = "hup", watts: str = "10", extra: str = "") -> str:

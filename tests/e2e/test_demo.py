@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMAND = [str(Path(sys.executable).with_name("edge-controller")), "lab", "demo"]
 
@@ -41,7 +41,7 @@ def test_demo_answers_everything_and_leaves_nothing_behind(cache: Path, tmp_path
         [*COMMAND, "--cache", str(cache), "--json", str(figures)],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=850,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -70,7 +70,7 @@ def test_demo_that_ends_early_leaves_nothing_behind(cache: Path, how: str) -> No
         for line in process.stdout:
             if line.startswith("Agent jetson"):
                 break
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not any("jetson.toml" in line for line in our_processes(cache)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -84,7 +84,7 @@ def test_demo_that_ends_early_leaves_nothing_behind(cache: Path, how: str) -> No
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    deadline = time.monotonic() + 30  # the kernel's signal lets agents drain
+    deadline = time.monotonic() + 100  # the kernel's signal lets agents drain
     while how == "killed" and our_processes(cache) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert our_processes(cache) == []

@@ -45,7 +45,7 @@ from edge_agent.errors import EngineError, EngineFailure, ModelError
 
 pytestmark = pytest.mark.llama
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 200.0
 
 
 def settings_for(path: Path, **changes: object) -> EngineSettings:
@@ -355,6 +355,7 @@ def test_logits_of_a_sequence_among_others_equal_those_of_it_alone(smollm2: Path
     assert all(largest_difference(alone[0], row) > 1.0 for row in alone[1:])
 
 
+@pytest.mark.slow
 def test_logits_of_k_quants_differ_by_no_more_than_their_rounding(gemma3: Path) -> None:
     """Four rows at a time K-quants use another kernel, which rounds activations its own way.
 
@@ -498,6 +499,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_a_sliding_window_is_reused_only_as_far_as_it_is_there(gemma3: Path) -> None:
     """Above 1,024 tokens its layers forget, which is what keeps the memory small."""
     assert_same(WINDOW_PROGRAM, gemma3)
@@ -530,6 +532,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["smollm2", "gemma3"])
 def test_a_prompt_that_starts_from_a_kept_one_has_the_same_logits_to_the_last_bit(
     weights: str, request: pytest.FixtureRequest
@@ -778,7 +781,7 @@ def test_a_cancel_within_a_long_prompt_frees_the_slot_at_once(smollm2: Path) -> 
 
 def test_a_long_prompt_does_not_stop_the_answer_of_another(smollm2: Path) -> None:
     async def scenario() -> None:
-        async with running(settings_for(smollm2, context_tokens=2048)) as engine:
+        async with running(settings_for(smollm2, context_tokens=2048, threads=1)) as engine:
             gaps: list[float] = []
             is_reading = asyncio.Event()
 

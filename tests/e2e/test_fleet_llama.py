@@ -20,7 +20,7 @@ from controller.client import Client, Connection, connected
 from pointsman.v1 import admin_pb2, router_pb2, types_pb2
 from tests.e2e.hosts.processes import running
 
-pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODEL = "smollm2-135m-instruct-q4_1"
 BIN = Path(sys.executable).parent
@@ -99,7 +99,7 @@ def agents(tmp_path: Path, smollm2: Path) -> Iterator[Agents]:
             found.stop_all()
 
 
-async def wait_for(client: Client, node_id: str, state: str, seconds: float = 90.0) -> None:
+async def wait_for(client: Client, node_id: str, state: str, seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     found = "unknown"
     while time.monotonic() < deadline:
@@ -120,7 +120,7 @@ async def stream(
         chat=types_pb2.Chat(messages=[types_pb2.ChatMessage(role="user", content=prompt)]),
         sampling=types_pb2.SamplingParameters(max_tokens=max_tokens, temperature=0.0),
     )
-    async for event in client.router.Infer(router_pb2.InferRequest(request=request), timeout=60):
+    async for event in client.router.Infer(router_pb2.InferRequest(request=request), timeout=200):
         yield event
 
 
@@ -164,11 +164,11 @@ def test_killed_agent_fails_its_stream_alone_and_is_used_again(agents: Agents) -
                     ("a fox", "an owl", "a bear", "a whale"), places, strict=True
                 )
             ]
-            where = await asyncio.wait_for(asyncio.gather(*places), 60)
+            where = await asyncio.wait_for(asyncio.gather(*places), 200)
             assert set(where) == {"one", "two"}
             engine = agents.engines("one")[0]
             agents.kill_9("one")
-            ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+            ended = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 200)
             for node, end in zip(where, ended, strict=True):
                 if node == "one":
                     assert isinstance(end, grpc.aio.AioRpcError)
@@ -178,7 +178,7 @@ def test_killed_agent_fails_its_stream_alone_and_is_used_again(agents: Agents) -
                     assert end[-1] == "account"
             with contextlib.suppress(psutil.NoSuchProcess):
                 engine.wait(10)  # the engine dies with its agent
-            await wait_for(client, "one", "offline", 10)
+            await wait_for(client, "one", "offline")
             agents.start("one")
             await wait_for(client, "one", "ready")
             agents.running["two"].send_signal(signal.SIGTERM)

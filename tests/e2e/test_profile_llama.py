@@ -17,7 +17,7 @@ import pytest
 from controller.lab.offline.measurements import read_measurements
 from tests.e2e.hosts.processes import running
 
-pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.llama, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BIN = Path(sys.executable).parent
 MODEL = "smollm2-135m-instruct-q4_1"
@@ -37,7 +37,7 @@ class Fleet:
             [str(BIN / "edge-controller"), *(str(argument) for argument in arguments), *where],
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
         )
         assert ended.returncode == 0, ended.stderr
         found: dict[str, Any] = json.loads(ended.stdout)
@@ -93,7 +93,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _wait_until_ready(fleet: Fleet, node_id: str, log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         nodes = {node["node_id"]: node for node in fleet.ask("nodes")["nodes"]}
         node = nodes.get(node_id)
