@@ -32,7 +32,7 @@ from controller.quality.embedding import EmbeddingUnavailableError
 from controller.quality.files import QualityFilesError
 from controller.quality.learner import Learner
 from controller.quality.predictor import QualityPredictor, open_embedding, open_quality_predictor
-from controller.request_manager.decider import Decider
+from controller.request_manager.decider import Decider, serving_policy
 from controller.request_manager.manager import RequestManager
 from controller.request_manager.policy_files import policies_in
 from controller.security.tls import ServerCertificate, server_certificate
@@ -89,15 +89,18 @@ async def serve(
     Raises:
         ListenError: an address cannot be listened on.
         SettingsError: the certificate cannot be used.
+        UnknownPolicyError: the settings name no policy that serves.
     """
     certificate = server_certificate(settings.server)
+    folder = settings.routing.ppo_artifacts
+    find = policies_in(Path(folder).expanduser() if folder else None)
+    serving_policy(settings.routing.policy, find)  # a wrong name is told before anything is opened
     async with _storing(settings) as store, _learning(settings) as (predictor, learner):
-        folder = settings.routing.ppo_artifacts
         decider = Decider(
             settings.routing,
             predictor,
             await _fitted(settings, predictor),
-            policies_in(Path(folder).expanduser() if folder else None),
+            find,
             await _kept_choice(store),
             store.save_choice,
         )

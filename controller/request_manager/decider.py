@@ -320,20 +320,29 @@ class Decider:
         )
 
     def _policy_named(self, name: str) -> RoutingPolicy:
-        if name == OFFLINE_POLICY:
-            raise UnknownPolicyError(
-                f"{name!r} is the offline reference and does not serve; use it with "
-                "`edge-controller lab solve`."
-            )
-        try:
-            return policy_named(name, self._find)
-        except (UnknownPolicy, BrokenPolicy) as error:
-            raise UnknownPolicyError(str(error)) from error
+        return serving_policy(name, self._find)
 
     async def warm_up(self) -> None:
         """Compile what is compiled at first use, so that the first live batch is not slow."""
         await compile_once()
         await _in_thread(warm_up)
+
+
+def serving_policy(name: str, find: FindArtifact) -> RoutingPolicy:
+    """The policy of this name, when it may serve.
+
+    Raises:
+        UnknownPolicyError: no policy has this name, it does not load, or it does not serve.
+    """
+    if name == OFFLINE_POLICY:
+        raise UnknownPolicyError(
+            f"{name!r} is the offline reference and does not serve; use it with "
+            "`edge-controller lab solve`."
+        )
+    try:
+        return policy_named(name, find)
+    except (UnknownPolicy, BrokenPolicy) as error:
+        raise UnknownPolicyError(str(error)) from error
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
