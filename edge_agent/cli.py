@@ -350,16 +350,14 @@ def _order_command(action_name: str, help_text: str) -> None:
         context_tokens: int | None = None,
     ) -> None:
         from edge_agent.control import give_order
-        from edge_agent.serving.orders import Action
 
         settings = _load(config, data_dir=data_dir)
 
         async def follow() -> dict[str, Any]:
             update: dict[str, Any] = {}
             shown = ""
-            action = Action(action_name)
             async for update in give_order(
-                settings.control_path, action, name, slots, context_tokens
+                settings.control_path, action_name, name, slots, context_tokens
             ):
                 ratio = update.get("progress_ratio")
                 text = update["message"] + ("" if ratio is None else f" ({100 * ratio:.0f} %)")

@@ -12,7 +12,17 @@ from typing import Any, Final
 
 from edge_agent.errors import AgentError, UsageError
 from edge_agent.local_socket import ASK_SECONDS, connect, listen, stop_listening
-from edge_agent.serving.orders import Action, ModelOrder, OrderDesk, OrderUpdate
+from edge_agent.serving.orders import (
+    GivenOrder,
+    ManageModel,
+    MeasureSpeed,
+    ModelAction,
+    OrderDesk,
+    OrderUpdate,
+)
+
+_MEASURE: Final = "measure"
+"""Asks for a `MeasureSpeed`; every other action is one of `ModelAction`."""
 
 _SILENCE_SECONDS: Final = 30.0
 """The agent shows a sign of life every five seconds."""
@@ -73,10 +83,11 @@ class _Updates:
         self.queue.put_nowait(update)
 
 
-def _order(line: bytes) -> ModelOrder:
+def _order(line: bytes) -> GivenOrder:
     try:
         asked = json.loads(line)
-        action, model = Action(asked["action"]), asked["model"]
+        model = asked["model"]
+        action = None if asked["action"] == _MEASURE else ModelAction(asked["action"])
         counts = [asked.get("slots"), asked.get("context_tokens")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError("this agent does not know such an order; update it") from error
@@ -85,7 +96,8 @@ def _order(line: bytes) -> ModelOrder:
         for count in counts
     ):
         raise UsageError("an order names a model, and whole numbers of slots and context_tokens")
-    return ModelOrder(f"local-{uuid.uuid4().hex}", action, model, *counts)
+    order = MeasureSpeed(model or None) if action is None else ManageModel(action, model, *counts)
+    return GivenOrder(f"local-{uuid.uuid4().hex}", order)
 
 
 def _to_json(update: OrderUpdate) -> dict[str, Any]:
@@ -99,12 +111,15 @@ def _to_json(update: OrderUpdate) -> dict[str, Any]:
 
 async def give_order(
     path: Path,
-    action: Action,
+    action: str,
     model: str,
     slots: int | None = None,
     context_tokens: int | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
     """Give an order to the agent that runs here, and hear how it goes.
+
+    Args:
+        action: a `ModelAction`'s value, or "measure".
 
     Yields:
         objects with phase ("running", "done", "failed"), message and progress_ratio; the last one
@@ -117,7 +132,7 @@ async def give_order(
     reader, writer = await connect(path)
     try:
         asked = {
-            "action": action.value,
+            "action": action,
             "model": model,
             "slots": slots,
             "context_tokens": context_tokens,

@@ -14,7 +14,14 @@ from controller.config import LimitSettings
 from controller.domain.batch import BatchDecision, Placement, Weights
 from controller.domain.cluster import NodeState
 from controller.domain.node_report import ReportedModel
-from controller.domain.order import ManageModel, MeasureSpeed, ModelAction, OrderPhase, OrderUpdate
+from controller.domain.order import (
+    ManageModel,
+    MeasureSpeed,
+    ModelAction,
+    Order,
+    OrderPhase,
+    OrderUpdate,
+)
 from controller.domain.policy_choice import PolicyChoice
 from controller.domain.request import InferenceRequest
 from controller.domain.request_record import Account, RequestRecord
@@ -255,6 +262,16 @@ class RouterService:
                 raise InvalidRequestError(f"{name}: 1 or more, not {value}.")
             if value is not None and order.action is not ModelAction.LOAD:
                 raise InvalidRequestError(f"{name}: only when a model is loaded.")
+        async with aclosing(self.order(node_id, order)) as updates:
+            async for update in updates:
+                yield update
+
+    async def order(self, node_id: NodeId, order: Order) -> AsyncGenerator[OrderUpdate, None]:
+        """Have a node carry out an order that needs no check, and hear how it goes.
+
+        Raises:
+            RouterError: the node is unknown, away or lost meanwhile, or does not answer.
+        """
         self._connected(node_id)
         async with aclosing(self._sessions.order(node_id, order)) as updates:
             async for update in updates:

@@ -7,8 +7,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
-from typing_extensions import assert_never
-
 from controller.domain.cluster import Calibration, NodeKind, PowerProfile, TokenPrice
 from controller.domain.completion import Completion, FailureKind, FinishReason
 from controller.domain.node_report import (
@@ -19,7 +17,6 @@ from controller.domain.node_report import (
     ReportedModel,
     SensorState,
 )
-from controller.domain.order import ManageModel, MeasureSpeed, Order
 from controller.domain.request import (
     ChatMessage,
     InferenceRequest,
@@ -207,8 +204,6 @@ COMPLETION = Codec(
 """An unknown reason counts as a failure."""
 
 _TURN = Codec(ChatMessage, types_pb2.ChatMessage)
-_MODEL_ORDER = Codec(ManageModel, fleet_pb2.ModelOrder, by_hand=["order_id"])
-_CALIBRATE_ORDER = Codec(MeasureSpeed, fleet_pb2.CalibrateOrder, by_hand=["order_id"])
 
 
 def hello_from_proto(message: fleet_pb2.Hello) -> NodeHello:
@@ -234,21 +229,6 @@ def models_from_proto(messages: Iterable[fleet_pb2.ModelState]) -> tuple[Reporte
         BadReportError: a speed, price or size that cannot be.
     """
     return tuple(MODEL.read(message) for message in messages)
-
-
-def order_to_proto(order_id: str, order: Order) -> fleet_pb2.ConnectResponse:
-    """An order as it goes down the node's stream."""
-    match order:
-        case ManageModel():
-            return fleet_pb2.ConnectResponse(
-                model_order=_MODEL_ORDER.write(order, order_id=order_id)
-            )
-        case MeasureSpeed():
-            return fleet_pb2.ConnectResponse(
-                calibrate=_CALIBRATE_ORDER.write(order, order_id=order_id)
-            )
-        case _:
-            assert_never(order)
 
 
 def work_order(

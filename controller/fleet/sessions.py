@@ -17,7 +17,6 @@ from controller.fleet.convert import (
     BadReportError,
     hello_from_proto,
     models_from_proto,
-    order_to_proto,
 )
 from controller.fleet.links import NodeLink, NodeLinks
 from controller.fleet.orders import OrderBook
@@ -33,7 +32,7 @@ from controller.profiler.events import (
 )
 from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
 from controller.profiler.state import ProfilerState
-from pointsman.convert import ORDER_UPDATE
+from pointsman.convert import ORDER_UPDATE, order_to_proto
 from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()

@@ -12,7 +12,6 @@ from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.completion import Completion
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.lifecycle import ModelPhase
-from edge_agent.serving.orders import Action, ModelOrder
 from edge_agent.serving.work import WorkOrder
 from pointsman.codec import Codec, enum_to_wire
 from pointsman.convert import (
@@ -27,24 +26,11 @@ from pointsman.v1 import fleet_pb2, types_pb2
 
 _PHASES: Final = enum_to_wire(ModelPhase, fleet_pb2.ModelPhase.DESCRIPTOR)
 
-_ACTIONS: Final = {
-    fleet_pb2.MODEL_ACTION_LOAD: Action.LOAD,
-    fleet_pb2.MODEL_ACTION_UNLOAD: Action.UNLOAD,
-    fleet_pb2.MODEL_ACTION_PIN: Action.PIN,
-    fleet_pb2.MODEL_ACTION_UNPIN: Action.UNPIN,
-}
-
 _CALIBRATION: Final = Codec(
     Speeds,
     fleet_pb2.Calibration,
 )
 _TURN: Final = Codec(Message, types_pb2.ChatMessage)
-_MODEL_ORDER: Final = Codec(
-    ModelOrder,
-    fleet_pb2.ModelOrder,
-    read_with={"action": lambda order: _ACTIONS[order.action]},
-    by_hand=["action"],
-)
 
 
 def attributes_to_proto(
@@ -161,7 +147,7 @@ def health_to_proto(
     return message
 
 
-def order_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
+def work_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
     """A work order; the controller fills in every sampling default."""
     prompt: str | tuple[Message, ...] = message.prompt
     if message.WhichOneof("input") == "chat":
@@ -176,16 +162,6 @@ def order_from_proto(message: fleet_pb2.WorkOrder) -> WorkOrder:
         response_format=response_format_from_proto(message.response_format),
         session_id=message.session_id,
     )
-
-
-def model_order_from_proto(message: fleet_pb2.ModelOrder) -> ModelOrder | None:
-    """An order about a model; None for an action that this agent does not know."""
-    return _MODEL_ORDER.read(message) if message.action in _ACTIONS else None
-
-
-def calibrate_order_from_proto(message: fleet_pb2.CalibrateOrder) -> ModelOrder:
-    """An order to measure one model's speed again, or every loaded one's."""
-    return ModelOrder(message.order_id, Action.MEASURE, message.model)
 
 
 def completion_to_proto(completion: Completion) -> fleet_pb2.Completion:

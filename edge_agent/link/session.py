@@ -15,16 +15,14 @@ from edge_agent.config import ControllerSettings
 from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
 from edge_agent.link.convert import (
-    calibrate_order_from_proto,
     completion_to_proto,
-    model_order_from_proto,
-    order_from_proto,
+    work_from_proto,
 )
 from edge_agent.link.outbox import Outbox
 from edge_agent.serving.completion import Completion
-from edge_agent.serving.orders import OrderDesk, OrderPhase, OrderUpdate
+from edge_agent.serving.orders import GivenOrder, Order, OrderDesk, OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk
-from pointsman.convert import ORDER_UPDATE
+from pointsman.convert import ORDER_UPDATE, order_from_proto
 from pointsman.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = structlog.get_logger()
@@ -297,7 +295,7 @@ class LinkSession:
                 self._outbox.acknowledge(message.acked_sequence)
             match message.WhichOneof("message"):
                 case "work":
-                    desk.accept(order_from_proto(message.work))
+                    desk.accept(work_from_proto(message.work))
                 case "cancel":
                     desk.cancel(message.cancel.request_id, message.cancel.attempt)
                 case "drain":
@@ -308,29 +306,18 @@ class LinkSession:
                     echo = fleet_pb2.ProbeEcho(nonce=message.probe.nonce, padding=padding)
                     self._urgent.insert(0, fleet_pb2.ConnectRequest(probe_echo=echo))
                     self._something.set()
-                case "model_order":
-                    self._take_order(message.model_order)
-                case "calibrate":
-                    self._take_order(message.calibrate)
                 case _:
-                    pass  # only an acknowledgement, or a newer controller's message
+                    given = order_from_proto(message)
+                    if given is not None:
+                        self._take_order(*given)
+                    # If not: only an acknowledgement, or a newer controller's message.
 
-    def _take_order(self, message: fleet_pb2.ModelOrder | fleet_pb2.CalibrateOrder) -> None:
-        order = (
-            model_order_from_proto(message)
-            if isinstance(message, fleet_pb2.ModelOrder)
-            else calibrate_order_from_proto(message)
-        )
+    def _take_order(self, order_id: str, order: Order | None) -> None:
         if order is None or self._orders is None:
-            self.order_updated(
-                OrderUpdate(
-                    message.order_id,
-                    OrderPhase.FAILED,
-                    "this agent does not know such an order; update it",
-                )
-            )
+            why = "this agent does not know such an order; update it"
+            self.order_updated(OrderUpdate(order_id, OrderPhase.FAILED, why))
         else:
-            self._orders().accept(order, self)
+            self._orders().accept(GivenOrder(order_id, order), self)
 
     async def _write(self, call: Any) -> None:
         while True:

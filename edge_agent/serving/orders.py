@@ -1,7 +1,6 @@
 """Orders about this node's models, from the controller or from its own command line."""
 
 import asyncio
-import enum
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,6 +12,10 @@ from typing_extensions import assert_never
 
 from edge_agent.errors import AgentError, UnknownModelError
 from edge_agent.serving.models import ModelHost
+from pointsman.values import ManageModel as ManageModel
+from pointsman.values import MeasureSpeed as MeasureSpeed
+from pointsman.values import ModelAction as ModelAction
+from pointsman.values import Order as Order
 from pointsman.values import OrderPhase as OrderPhase
 from pointsman.values import OrderUpdate as OrderUpdate
 
@@ -25,31 +28,12 @@ _SIGN_SECONDS: Final = 5.0
 """An order that takes long shows a sign of life this often."""
 
 
-class Action(enum.Enum):
-    """What is done with a model."""
-
-    LOAD = "load"
-    UNLOAD = "unload"
-    PIN = "pin"
-    UNPIN = "unpin"
-    MEASURE = "measure"
-
-
 @dataclass(frozen=True, slots=True)
-class ModelOrder:
-    """One thing to do with one model.
-
-    Attributes:
-        order_id: the same order has the same id, however often it comes.
-        model: "" is every loaded model, for MEASURE only.
-        slots, context_tokens: for LOAD; None takes the node's own settings.
-    """
+class GivenOrder:
+    """An order; the same one has the same id, however often it comes."""
 
     order_id: str
-    action: Action
-    model: str
-    slots: int | None = None
-    context_tokens: int | None = None
+    order: Order
 
 
 class OrderListener(Protocol):
@@ -81,13 +65,13 @@ class OrderDesk:
         """Orders that have not ended."""
         return len(self._running)
 
-    def accept(self, order: ModelOrder, listener: OrderListener) -> None:
+    def accept(self, given: GivenOrder, listener: OrderListener) -> None:
         """Start an order; of a known one only tell where it stands."""
-        known = self._known.get(order.order_id)
+        known = self._known.get(given.order_id)
         if known is not None:
             listener.order_updated(known)
             return
-        self._known[order.order_id] = OrderUpdate(order.order_id, OrderPhase.RUNNING)
+        self._known[given.order_id] = OrderUpdate(given.order_id, OrderPhase.RUNNING)
         while len(self._known) > _KNOWN_ORDERS:
             oldest = next(iter(self._known))
             if oldest in self._running:
@@ -96,11 +80,9 @@ class OrderDesk:
                     break
             else:
                 del self._known[oldest]
-        task = asyncio.create_task(
-            self._carry_out(order, listener), name=f"order-{order.action.value}-{order.model}"
-        )
-        self._running[order.order_id] = task
-        task.add_done_callback(lambda _: self._running.pop(order.order_id, None))
+        task = asyncio.create_task(self._carry_out(given, listener), name=f"order-{given.order_id}")
+        self._running[given.order_id] = task
+        task.add_done_callback(lambda _: self._running.pop(given.order_id, None))
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -110,69 +92,69 @@ class OrderDesk:
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
 
-    async def _carry_out(self, order: ModelOrder, listener: OrderListener) -> None:
-        last = OrderUpdate(order.order_id, OrderPhase.RUNNING, "taken up")
+    async def _carry_out(self, given: GivenOrder, listener: OrderListener) -> None:
+        last = OrderUpdate(given.order_id, OrderPhase.RUNNING, "taken up")
         told_at = self._clock()
         listener.order_updated(last)
-        work = asyncio.create_task(self._do(order), name=f"work-{order.order_id}")
+        work = asyncio.create_task(self._do(given.order), name=f"work-{given.order_id}")
         try:
             while not work.done():
                 changed = asyncio.create_task(self._host.next_change(_SIGN_SECONDS))
                 await asyncio.wait([work, changed], return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
-                now, update = self._clock(), self._running_update(order, last)
+                now, update = self._clock(), self._running_update(given.order, last)
                 if not work.done() and (update != last or now - told_at >= _SIGN_SECONDS):
                     last, told_at = update, now
-                    self._known[order.order_id] = update
+                    self._known[given.order_id] = update
                     listener.order_updated(update)
             message = work.result()
-            end = OrderUpdate(order.order_id, OrderPhase.DONE, message, 1.0)
+            end = OrderUpdate(given.order_id, OrderPhase.DONE, message, 1.0)
         except AgentError as error:
-            end = OrderUpdate(order.order_id, OrderPhase.FAILED, str(error))
+            end = OrderUpdate(given.order_id, OrderPhase.FAILED, str(error))
         except asyncio.CancelledError:
             if not work.done():
                 work.cancel()
-                self._known[order.order_id] = OrderUpdate(
-                    order.order_id, OrderPhase.FAILED, "the agent stopped"
+                self._known[given.order_id] = OrderUpdate(
+                    given.order_id, OrderPhase.FAILED, "the agent stopped"
                 )
-                listener.order_updated(self._known[order.order_id])
+                listener.order_updated(self._known[given.order_id])
                 raise
-            end = OrderUpdate(order.order_id, OrderPhase.FAILED, "another order replaced this one")
+            end = OrderUpdate(given.order_id, OrderPhase.FAILED, "another order replaced this one")
         except Exception:
-            log.exception("order.failed", order_id=order.order_id)
+            log.exception("order.failed", order_id=given.order_id)
             end = OrderUpdate(
-                order.order_id, OrderPhase.FAILED, "the agent failed; its log says why"
+                given.order_id, OrderPhase.FAILED, "the agent failed; its log says why"
             )
-        self._known[order.order_id] = end
+        self._known[given.order_id] = end
         log.info(
             "order.ended",
-            order_id=order.order_id,
-            action=order.action.value,
-            model=order.model,
+            order_id=given.order_id,
+            order=type(given.order).__name__,
+            model=given.order.model,
             outcome=end.phase.value,
             message=end.message,
         )
         listener.order_updated(end)
 
-    async def _do(self, order: ModelOrder) -> str:
+    async def _do(self, order: Order) -> str:
         """Do it; returns what was done, in words."""
-        host, name = self._host, order.model
-        match order.action:
-            case Action.LOAD:
-                await host.load(name, order.slots, order.context_tokens)
+        host = self._host
+        match order:
+            case ManageModel(ModelAction.LOAD, name, slots, context_tokens):
+                await host.load(name, slots, context_tokens)
                 return f"{name} is loaded"
-            case Action.UNLOAD:
+            case ManageModel(ModelAction.UNLOAD, name):
                 await host.unload(name)
                 return f"{name} is unloaded"
-            case Action.PIN | Action.UNPIN:
-                host.pin(name, order.action is Action.PIN)
-                return f"{name} is {'pinned' if order.action is Action.PIN else 'not pinned'}"
-            case Action.MEASURE:
+            case ManageModel(action, name):
+                host.pin(name, action is ModelAction.PIN)
+                return f"{name} is {'pinned' if action is ModelAction.PIN else 'not pinned'}"
+            case MeasureSpeed(name):
                 return await self._measure(name)
             case _:
-                assert_never(order.action)
+                assert_never(order)
 
-    async def _measure(self, name: str) -> str:
+    async def _measure(self, name: str | None) -> str:
         if name:
             await self._host.measure(name)
             return f"{name} is measured"
@@ -187,7 +169,7 @@ class OrderDesk:
             raise UnknownModelError("; ".join(failed) or "no model is loaded on this node")
         return "; ".join([f"measured: {', '.join(measured)}", *failed])
 
-    def _running_update(self, order: ModelOrder, last: OrderUpdate) -> OrderUpdate:
+    def _running_update(self, order: Order, last: OrderUpdate) -> OrderUpdate:
         models = self._host.models
         if order.model:
             model = models.get(order.model)

@@ -3,12 +3,16 @@
 from operator import attrgetter
 from typing import Final
 
+from google.protobuf.message_factory import GetMessageClass
+
 from pointsman.codec import Codec, enum_to_wire
 from pointsman.v1 import fleet_pb2, types_pb2
 from pointsman.values import (
+    ORDERS,
     FailureKind,
     FinishReason,
     FormatKind,
+    Order,
     OrderPhase,
     OrderUpdate,
     ResponseFormat,
@@ -96,3 +100,32 @@ def response_format_to_proto(given: ResponseFormat | None) -> types_pb2.Response
     if given.kind is FormatKind.JSON_OBJECT:
         return types_pb2.ResponseFormat(json_object=True)
     return types_pb2.ResponseFormat(**{given.kind.value: given.text})
+
+
+_ORDERS: Final = {
+    name: Codec(
+        kind,
+        GetMessageClass(fleet_pb2.ConnectResponse.DESCRIPTOR.fields_by_name[name].message_type),
+        by_hand=["order_id"],
+    )
+    for name, kind in ORDERS.items()
+}
+_ORDER_NAMES: Final = {kind: name for name, kind in ORDERS.items()}
+
+
+def order_to_proto(order_id: str, order: Order) -> fleet_pb2.ConnectResponse:
+    """An order as it goes down the node's stream."""
+    name = _ORDER_NAMES[type(order)]
+    return fleet_pb2.ConnectResponse(**{name: _ORDERS[name].write(order, order_id=order_id)})
+
+
+def order_from_proto(message: fleet_pb2.ConnectResponse) -> tuple[str, Order | None] | None:
+    """The order's id and the order; without the latter when it asks for what nobody here knows.
+
+    Returns None for a message that is no order.
+    """
+    name = message.WhichOneof("message")
+    if name not in _ORDERS:
+        return None
+    carried, order = getattr(message, name), _ORDERS[name].read(getattr(message, name))
+    return carried.order_id, None if getattr(order, "action", order) is None else order

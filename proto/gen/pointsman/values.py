@@ -1,7 +1,9 @@
 """Values that mean the same in both programs, in the words of the protocol."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 
 class FinishReason(enum.Enum):
@@ -99,6 +101,41 @@ class ResponseFormat:
 
     kind: FormatKind
     text: str = ""
+
+
+class ModelAction(enum.Enum):
+    """What is done with a model."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+    PIN = "pin"
+    UNPIN = "unpin"
+
+
+@dataclass(frozen=True, slots=True)
+class ManageModel:
+    """An action on one model; `slots` and `context_tokens` are for LOAD, None is the node's own."""
+
+    action: ModelAction
+    model: str
+    slots: int | None = None
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureSpeed:
+    """Measure speeds again; `model` None means every loaded model."""
+
+    model: str | None = None
+
+
+Order = ManageModel | MeasureSpeed
+
+ORDERS: Final[Mapping[str, type[Order]]] = {
+    "model_order": ManageModel,
+    "calibrate": MeasureSpeed,
+}
+"""By the field of ConnectResponse that carries it; a new one also needs the agent's `OrderDesk`."""
 
 
 class OrderPhase(enum.Enum):

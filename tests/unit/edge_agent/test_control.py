@@ -9,8 +9,9 @@ import pytest
 from edge_agent.control import ControlServer, give_order
 from edge_agent.errors import NotRunningError
 from edge_agent.serving.orders import (
-    Action,
-    ModelOrder,
+    GivenOrder,
+    ManageModel,
+    ModelAction,
     OrderDesk,
     OrderListener,
     OrderPhase,
@@ -29,13 +30,13 @@ class ScriptedDesk(OrderDesk):
     """Tells one step and the end of every order."""
 
     def __init__(self) -> None:
-        self.orders: list[ModelOrder] = []
+        self.orders: list[GivenOrder] = []
 
-    def accept(self, order: ModelOrder, listener: OrderListener) -> None:
-        self.orders.append(order)
-        running = OrderUpdate(order.order_id, OrderPhase.RUNNING, "loading", 0.5)
+    def accept(self, given: GivenOrder, listener: OrderListener) -> None:
+        self.orders.append(given)
+        running = OrderUpdate(given.order_id, OrderPhase.RUNNING, "loading", 0.5)
         listener.order_updated(running)
-        listener.order_updated(OrderUpdate(order.order_id, OrderPhase.DONE, "loaded", 1.0))
+        listener.order_updated(OrderUpdate(given.order_id, OrderPhase.DONE, "loaded", 1.0))
 
 
 async def test_order_is_given_and_followed_to_its_end(tmp_path: Path) -> None:
@@ -45,7 +46,7 @@ async def test_order_is_given_and_followed_to_its_end(tmp_path: Path) -> None:
     try:
         updates = [
             update
-            async for update in give_order(tmp_path / "control.sock", Action.LOAD, "small", 3, None)
+            async for update in give_order(tmp_path / "control.sock", "load", "small", 3, None)
         ]
     finally:
         await server.close()
@@ -54,13 +55,13 @@ async def test_order_is_given_and_followed_to_its_end(tmp_path: Path) -> None:
         ("done", "loaded", 1.0),
     ]
     (order,) = desk.orders
-    assert (order.action, order.model, order.slots) == (Action.LOAD, "small", 3)
+    assert order.order == ManageModel(ModelAction.LOAD, "small", 3)
     assert not (tmp_path / "control.sock").exists()
 
 
 async def test_nobody_there_is_said_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotRunningError, match="edge-agent run"):
-        await anext(aiter(give_order(tmp_path / "control.sock", Action.PIN, "small")))
+        await anext(aiter(give_order(tmp_path / "control.sock", "pin", "small")))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from edge_agent.link.convert import (
     completion_to_proto,
     health_to_proto,
     model_to_proto,
-    order_from_proto,
+    work_from_proto,
 )
 from edge_agent.sensors.base import Coverage, HostSample
 from edge_agent.sensors.power_model import PowerModel
@@ -34,19 +34,19 @@ def test_order_keeps_what_was_sent_and_fills_in_the_rest() -> None:
         sampling=types_pb2.SamplingParameters(max_tokens=0, temperature=0.0, top_k=0, seed=0),
     )
     message.chat.messages.add(role="user", content="Hello")
-    order = order_from_proto(message)
+    order = work_from_proto(message)
     assert (order.request_id, order.attempt, order.model) == ("r1", 2, "small")
     assert order.prompt == (Message("user", "Hello"),)
     assert order.sampling == Sampling(0, 0.0, 0.95, 0, 0, ())
     assert order.time_limit_seconds > 0
     raw = fleet_pb2.WorkOrder(request_id="r1", prompt="Raw", time_limit_seconds=3.0)
-    assert order_from_proto(raw).prompt == "Raw"
-    assert order_from_proto(raw).time_limit_seconds == 3.0
-    assert order_from_proto(raw).sampling == Sampling()
+    assert work_from_proto(raw).prompt == "Raw"
+    assert work_from_proto(raw).time_limit_seconds == 3.0
+    assert work_from_proto(raw).sampling == Sampling()
 
 
 def test_order_without_an_input_is_an_empty_prompt_for_the_engine_to_refuse() -> None:
-    assert order_from_proto(fleet_pb2.WorkOrder(request_id="r1")).prompt == ""
+    assert work_from_proto(fleet_pb2.WorkOrder(request_id="r1")).prompt == ""
 
 
 @pytest.mark.parametrize("outcome", FinishReason)

@@ -11,7 +11,16 @@ from edge_agent.engine.spec import PreparedModel, Report
 from edge_agent.errors import UnknownModelError
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.models import ModelHost
-from edge_agent.serving.orders import Action, ModelOrder, OrderDesk, OrderPhase, OrderUpdate
+from edge_agent.serving.orders import (
+    GivenOrder,
+    ManageModel,
+    MeasureSpeed,
+    ModelAction,
+    Order,
+    OrderDesk,
+    OrderPhase,
+    OrderUpdate,
+)
 from tests.fakes.engines import engines_with
 from tests.fakes.waiting import until
 
@@ -54,7 +63,7 @@ class Bench:
     def order_updated(self, update: OrderUpdate) -> None:
         self.updates.append(update)
 
-    async def ended(self, order: ModelOrder) -> OrderUpdate:
+    async def ended(self, order: GivenOrder) -> OrderUpdate:
         self.desk.accept(order, self)
         await until(lambda: self.updates and self.updates[-1].is_last)
         return self.updates[-1]
@@ -63,7 +72,7 @@ class Bench:
 async def test_load_order_tells_of_the_download_and_ends_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.gate.clear()
-    bench.desk.accept(ModelOrder("o1", Action.LOAD, "b", slots=3), bench)
+    bench.desk.accept(GivenOrder("o1", ManageModel(ModelAction.LOAD, "b", slots=3)), bench)
     await until(lambda: bench.updates and bench.updates[-1].progress_ratio == 0.5)
     assert bench.updates[0] == OrderUpdate("o1", OrderPhase.RUNNING, "taken up")
     assert bench.updates[-1].message == "downloading"
@@ -78,7 +87,7 @@ async def test_load_order_tells_of_the_download_and_ends_once(tmp_path: Path) ->
 async def test_repeat_of_an_order_only_hears_where_it_stands(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.gate.clear()
-    order = ModelOrder("o1", Action.LOAD, "b")
+    order = GivenOrder("o1", ManageModel(ModelAction.LOAD, "b"))
     bench.desk.accept(order, bench)
     await until(lambda: bench.prepared == ["b"])
     bench.desk.accept(order, bench)
@@ -93,20 +102,20 @@ async def test_repeat_of_an_order_only_hears_where_it_stands(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("action", "model", "words"),
+    ("order", "words"),
     [
-        (Action.LOAD, "nonsense", "nonsense is not in the catalogue"),
-        (Action.UNLOAD, "b", "b is not on this node; it has: a"),
-        (Action.PIN, "b", "b is not on this node"),
-        (Action.MEASURE, "a", "a is not loaded now"),
-        (Action.MEASURE, "", "no model is loaded"),
+        (ManageModel(ModelAction.LOAD, "nonsense"), "nonsense is not in the catalogue"),
+        (ManageModel(ModelAction.UNLOAD, "b"), "b is not on this node; it has: a"),
+        (ManageModel(ModelAction.PIN, "b"), "b is not on this node"),
+        (MeasureSpeed("a"), "a is not loaded now"),
+        (MeasureSpeed(), "no model is loaded"),
     ],
 )
 async def test_order_that_cannot_be_carried_out_says_why(
-    tmp_path: Path, action: Action, model: str, words: str
+    tmp_path: Path, order: Order, words: str
 ) -> None:
     bench = Bench(tmp_path)
-    end = await bench.ended(ModelOrder("o1", action, model))
+    end = await bench.ended(GivenOrder("o1", order))
     assert end.phase is OrderPhase.FAILED
     assert words in end.message
     assert bench.desk.running_orders <= 1
@@ -114,18 +123,18 @@ async def test_order_that_cannot_be_carried_out_says_why(
 
 async def test_orders_pin_measure_and_unload(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    for number, (action, model, words) in enumerate(
+    for number, (order, words) in enumerate(
         [
-            (Action.LOAD, "a", "a is loaded"),
-            (Action.PIN, "a", "a is pinned"),
-            (Action.UNPIN, "a", "a is not pinned"),
-            (Action.MEASURE, "", "measured: a"),
-            (Action.MEASURE, "a", "a is measured"),
-            (Action.UNLOAD, "a", "a is unloaded"),
+            (ManageModel(ModelAction.LOAD, "a"), "a is loaded"),
+            (ManageModel(ModelAction.PIN, "a"), "a is pinned"),
+            (ManageModel(ModelAction.UNPIN, "a"), "a is not pinned"),
+            (MeasureSpeed(), "measured: a"),
+            (MeasureSpeed("a"), "a is measured"),
+            (ManageModel(ModelAction.UNLOAD, "a"), "a is unloaded"),
         ]
     ):
         bench.updates.clear()
-        end = await bench.ended(ModelOrder(f"o{number}", action, model))
+        end = await bench.ended(GivenOrder(f"o{number}", order))
         assert (end.phase, end.message) == (OrderPhase.DONE, words)
     assert bench.host.models["a"].engine is None
 
@@ -133,9 +142,9 @@ async def test_orders_pin_measure_and_unload(tmp_path: Path) -> None:
 async def test_unload_order_ends_a_load_that_is_under_way(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.gate.clear()
-    bench.desk.accept(ModelOrder("o1", Action.LOAD, "a"), bench)
+    bench.desk.accept(GivenOrder("o1", ManageModel(ModelAction.LOAD, "a")), bench)
     await until(lambda: bench.prepared == ["a"])
-    bench.desk.accept(ModelOrder("o2", Action.UNLOAD, "a"), bench)
+    bench.desk.accept(GivenOrder("o2", ManageModel(ModelAction.UNLOAD, "a")), bench)
     await until(lambda: sum(update.is_last for update in bench.updates) == 2)
     ends = {update.order_id: update for update in bench.updates if update.is_last}
     assert ends["o2"].phase is OrderPhase.DONE
@@ -148,7 +157,7 @@ async def test_unload_order_ends_a_load_that_is_under_way(tmp_path: Path) -> Non
 async def test_agent_that_stops_gives_its_orders_up(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.gate.clear()
-    bench.desk.accept(ModelOrder("o1", Action.LOAD, "b"), bench)
+    bench.desk.accept(GivenOrder("o1", ManageModel(ModelAction.LOAD, "b")), bench)
     await until(lambda: bench.prepared == ["b"])
     await bench.desk.close()
     assert bench.updates[-1] == OrderUpdate("o1", OrderPhase.FAILED, "the agent stopped")
