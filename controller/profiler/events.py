@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from controller.domain.completion import Usage
 from controller.domain.node_report import Health, NodeHello, ReportedModel
-from controller.ids import ModelName, NodeId, RequestId
+from controller.ids import NodeId, RequestId
 from controller.profiler.network_profiler import EMPTY_PROBE, ProbeSize
+from controller.profiler.request_monitor import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,11 @@ class ProbeReturned:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """A request was claimed for a node; the fields are those of `Claim`."""
+    """A request was claimed for a node."""
 
     node_id: NodeId
     request_id: RequestId
-    model: ModelName
-    work_seconds: float
-    expected_tokens: float
-    prefill_seconds: float = 0.0
-    prompt_tokens: float = 0.0
-    max_tokens: int = 0
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,20 @@ at once while it decoded, how many prompt seconds of others were in between, and
 models of the node were busy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from controller.domain.cluster import InFlightWork
 from controller.ids import ModelName, RequestId
+
+_LEAST: Final[Mapping[str, float]] = {
+    "work_seconds": 0.0,
+    "expected_tokens": 1.0,
+    "prefill_seconds": 0.0,
+    "prompt_tokens": 0.0,
+    "max_tokens": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,9 @@ class Claim:
         prefill_seconds: the prompt's share of work_seconds.
         prompt_tokens: that have to be read.
         max_tokens: the answer cannot be longer; 0 for no limit.
+
+    What cannot be is taken for the least that can: no time or number is negative, and an answer has
+    at least one token.
     """
 
     model: ModelName
@@ -35,6 +47,11 @@ class Claim:
     prefill_seconds: float = 0.0
     prompt_tokens: float = 0.0
     max_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                object.__setattr__(self, name, least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from controller.profiler.events import (
 )
 from controller.profiler.network_profiler import PathEstimate
 from controller.profiler.node_profiler import believed_seconds, refusal
-from controller.profiler.request_monitor import Claim, DecodeSeen, PrefillSeen, RequestMonitor
+from controller.profiler.request_monitor import DecodeSeen, PrefillSeen, RequestMonitor
 
 _TRUSTED_COMPLETIONS: Final = 20
 """A remembered calibration that rests on so many completions is better than a node's own one."""
@@ -343,19 +343,9 @@ class ProfilerState:
     def _dispatched(self, record: NodeRecord, event: Dispatched, now: float) -> None:
         if record.requests.is_in_flight(event.request_id):
             record.failed_requests += 1  # the earlier claim can end no more
-        record.requests.dispatched(
-            event.request_id,
-            Claim(
-                event.model,
-                max(event.work_seconds, 0.0),
-                max(event.expected_tokens, 1.0),
-                max(event.prefill_seconds, 0.0),
-                max(event.prompt_tokens, 0.0),
-                max(event.max_tokens, 0),
-            ),
-            now,
-        )
-        record._sent[event.request_id] = _Sent(event.model, event.prompt_tokens, now)
+        claim = event.claim
+        record.requests.dispatched(event.request_id, claim, now)
+        record._sent[event.request_id] = _Sent(claim.model, claim.prompt_tokens, now)
 
     def _ended(self, record: NodeRecord, event: Ended, now: float) -> None:
         if not record.requests.is_in_flight(event.request_id):

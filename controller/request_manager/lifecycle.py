@@ -3,7 +3,7 @@
 | state      | event                   | next state | effects                                     |
 | ---------- | ----------------------- | ---------- | ------------------------------------------- |
 | Waiting    | WindowClosed            | Deciding   |                                             |
-| Deciding   | Decided, a destination  | Dispatched | Note, Claim, SendWork                       |
+| Deciding   | Decided, a destination  | Dispatched | Note, TakeClaim, SendWork                   |
 | Deciding   | Decided, none           | Ending     | Note, Fail                                  |
 | Dispatched | NotSent                 | *again*    | Release, and of *again*                     |
 | at a node  | Progress, nothing new   | the same   | Touch                                       |
@@ -20,7 +20,7 @@
 | Ending     | Read                    | Ended      | Close                                       |
 
 "At a node" is Dispatched, Streaming, Suspended and Reattached. Exactly these hold a claim, so each
-`Claim` is followed by one `Release`. "Not over" is all but Ending and Ended.
+`TakeClaim` is followed by one `Release`. "Not over" is all but Ending and Ended.
 
 *Again* is Waiting with `Requeue` when the client has been shown nothing, attempts are left and
 another node may do better. Otherwise it is Ending with `Fail`. A request that has shown something
@@ -305,7 +305,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TakeClaim:
     """Count the request at its destination, before the order leaves."""
 
     chosen: Candidate
@@ -391,7 +391,7 @@ Effect = (
     Dequeue
     | Requeue
     | Note
-    | Claim
+    | TakeClaim
     | SendWork
     | SendCancel
     | SendResume
@@ -491,7 +491,7 @@ def _on_controller(life: Life, event: WindowClosed | Decided | NotSent | Broke, 
                 attempt = life.earlier_attempts + life.attempts + 1
                 state = Dispatched(Dispatch(chosen.node_id, attempt))
                 moved, _ = _moved(life, state, event, now, attempts=life.attempts + 1)
-                return moved, (note, Claim(chosen), SendWork(chosen, attempt))
+                return moved, (note, TakeClaim(chosen), SendWork(chosen, attempt))
             failure = refusal or Failed(GenerationFailedError, "Nothing was chosen.")
             return _moved(life, Ending(failure), event, now, note, Fail(failure))
         case Dispatched(dispatch), NotSent():

@@ -34,6 +34,7 @@ from controller.errors import (
 )
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler import events as profiler_events
+from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.request_manager import lifecycle
 from controller.request_manager.accounts import account_of, log_line
@@ -42,7 +43,6 @@ from controller.request_manager.gathering import Gathering
 from controller.request_manager.lifecycle import (
     Broke,
     Cancelled,
-    Claim,
     Close,
     Completed,
     Decided,
@@ -71,6 +71,7 @@ from controller.request_manager.lifecycle import (
     SendResume,
     SendWork,
     State,
+    TakeClaim,
     Touch,
     WindowClosed,
     dispatch_of,
@@ -330,8 +331,11 @@ class RequestManager:
             case Note(decision, placement, closed_at):
                 record.decision, record.placement = decision, placement
                 record.closed_at = closed_at
-            case Claim(chosen):
-                self._profiler.apply(_dispatched(request, chosen), now)
+            case TakeClaim(chosen):
+                claimed = profiler_events.Dispatched(
+                    chosen.node_id, request_id, _claim(request, chosen)
+                )
+                self._profiler.apply(claimed, now)
             case SendWork(chosen, attempt):
                 self._send(running, chosen, attempt, now)
             case SendCancel(node_id, attempt):
@@ -521,10 +525,8 @@ class RequestManager:
             self._happened(running, Broke(_STOPPING))
 
 
-def _dispatched(request: InferenceRequest, chosen: Candidate) -> profiler_events.Dispatched:
-    return profiler_events.Dispatched(
-        chosen.node_id,
-        request.request_id,
+def _claim(request: InferenceRequest, chosen: Candidate) -> Claim:
+    return Claim(
         chosen.model,
         chosen.work_seconds,
         chosen.predicted_output_tokens,

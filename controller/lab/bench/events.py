@@ -35,6 +35,7 @@ from controller.profiler.events import (
     NodeConnected,
     TokensStreamed,
 )
+from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.request_manager.decider import GIL_SWITCH_SECONDS, Decider
 from controller.storage.base import ControllerStore
@@ -197,7 +198,7 @@ class _Flood:
         health = Health(now, 0.5, 1 << 30, 60.0, 8.0, "estimate", False, ())
         apply = self._profiler.apply
         apply(HealthReported(node_id, health), now)
-        apply(Dispatched(node_id, request_id, _MODEL, 2.0, 60.0), now)
+        apply(Dispatched(node_id, request_id, Claim(_MODEL, 2.0, 60.0)), now)
         apply(TokensStreamed(node_id, request_id, 30), now)
         apply(Ended(node_id, request_id, False, usage=usage), now)
         self._keeper.finished(_finished(request_id, node_id, usage))

@@ -36,6 +36,7 @@ from controller.profiler.events import (
     NodeConnected,
     TokensStreamed,
 )
+from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.routing.formulation import FormulatedBatch
 from controller.routing.problem import FloatArray
@@ -148,9 +149,7 @@ class LiveFleet:
         destination = batch.snapshot.destinations[column]
         node_id, problem = destination.node_id, batch.problem
         tokens, prompt = batch.output_tokens[0, column], batch.read_tokens[0, column]
-        claim = Dispatched(
-            node_id,
-            request.request_id,
+        claim = Claim(
             destination.model,
             float(problem.work_seconds[0, column]),
             float(tokens),
@@ -158,7 +157,7 @@ class LiveFleet:
             float(prompt),
             request.sampling.max_tokens,
         )
-        self._profiler.apply(claim, now)
+        self._profiler.apply(Dispatched(node_id, request.request_id, claim), now)
         seconds = float(problem.latency_seconds[0, column])
         self._engine.send(len(self._sent), self._node_at[node_id], seconds, seconds)
         self._sent.append(

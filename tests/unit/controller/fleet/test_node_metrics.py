@@ -6,6 +6,7 @@ from controller.domain.completion import Usage
 from controller.fleet.node_metrics import register_node_metrics
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import Dispatched, Ended, TokensStreamed
+from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.telemetry.metrics import Metrics
 from tests.fakes.reports import hello, join, reported_model
@@ -22,7 +23,7 @@ def profiler(monkeypatch: pytest.MonkeyPatch) -> ProfilerState:
     join(made, 1.0, hello(PI, models=models))
     for number in range(2):
         request_id = RequestId(f"r{number}")
-        made.apply(Dispatched(PI, request_id, ModelName("small"), 2.0, 50.0), 2.0)
+        made.apply(Dispatched(PI, request_id, Claim(ModelName("small"), 2.0, 50.0)), 2.0)
     made.apply(TokensStreamed(PI, RequestId("r0"), 1), 2.5)
     made.apply(Ended(PI, RequestId("r0"), False, usage=Usage(9, 50, 0.0, 0.5, 2.4)), 5.0)
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)

@@ -29,6 +29,7 @@ from controller.profiler.events import (
     ProbeReturned,
     TokensStreamed,
 )
+from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from tests.fakes.reports import SPEEDS, health, hello, join, reported_model, routable_nodes
 
@@ -38,7 +39,7 @@ SMALL = ModelName("small")
 
 
 def dispatched(request_id: str = "r1", node_id: NodeId = PI, work: float = 2.0) -> Dispatched:
-    return Dispatched(node_id, RequestId(request_id), SMALL, work, 100.0)
+    return Dispatched(node_id, RequestId(request_id), Claim(SMALL, work, 100.0))
 
 
 @pytest.fixture
@@ -243,7 +244,7 @@ def answer(profiler: ProfilerState, number: int, slow: float, start: float) -> f
     """One request alone at a node that is so many times slower than reported; its end's time."""
     request_id = RequestId(f"q{number}")
     profiler.apply(
-        Dispatched(PI, request_id, SMALL, 1.0, 50.0, 0.5, 100.0, 64),
+        Dispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64)),
         start,
     )
     prefill, decode = slow * 100.0 / 200.0, slow * 49.0 / 20.0
@@ -389,7 +390,7 @@ def test_answer_lengths_and_templates_are_learnt(profiler: ProfilerState) -> Non
     join(profiler, 1.0)
     for number in range(10):
         request_id = RequestId(f"r{number}")
-        event = Dispatched(PI, request_id, SMALL, 1.0, 50.0, 0.5, 100.0, 64)
+        event = Dispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64))
         profiler.apply(event, 1.0)
         profiler.apply(TokensStreamed(PI, request_id, 64), 2.0)
         usage = Usage(130, 64, 0.0, 0.5, 0.5)
@@ -429,7 +430,7 @@ def test_fleet_that_falls_silent_as_one_gets_a_period_of_grace(profiler: Profile
 def claim(profiler: ProfilerState, name: str, now: float, model: ModelName = SMALL) -> RequestId:
     """Of 100 prompt tokens, which take half a second at the reported speed."""
     request_id = RequestId(name)
-    profiler.apply(Dispatched(PI, request_id, model, 1.0, 50.0, 0.5, 100.0, 64), now)
+    profiler.apply(Dispatched(PI, request_id, Claim(model, 1.0, 50.0, 0.5, 100.0, 64)), now)
     return request_id
 
 

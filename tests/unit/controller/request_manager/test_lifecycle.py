@@ -23,7 +23,6 @@ from controller.request_manager.lifecycle import (
     AT_NODE,
     Broke,
     Cancelled,
-    Claim,
     Close,
     Completed,
     Decided,
@@ -59,6 +58,7 @@ from controller.request_manager.lifecycle import (
     State,
     Streaming,
     Suspended,
+    TakeClaim,
     Touch,
     Waiting,
     WindowClosed,
@@ -117,7 +117,7 @@ def test_claim_goes_before_the_order_and_the_decision_before_both() -> None:
     assert state == Dispatched(Dispatch(PI, 1))
     assert effects == (
         Note(DECISION, decided().placement, 1.0),
-        Claim(candidate()),
+        TakeClaim(candidate()),
         SendWork(candidate(), 1),
     )
 
@@ -468,7 +468,7 @@ class World:
             case Requeue():
                 assert not self.shown, "what has been shown cannot start again"
                 self.in_window = True
-            case Claim():
+            case TakeClaim():
                 self.claims += 1
             case Release():
                 self.releases += 1
