@@ -1,7 +1,7 @@
 """A running agent's parts, and what they tell of it."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -12,10 +12,10 @@ from edge_agent.engine.memory import largest_free_block_bytes
 from edge_agent.errors import EngineFailure
 from edge_agent.identity import HostDescription, user_name
 from edge_agent.link.session import LinkSession
-from edge_agent.sensors.base import ESTIMATE, HostSample
+from edge_agent.sensors.base import ESTIMATE
 from edge_agent.sensors.energy_today import EnergyToday
 from edge_agent.sensors.power_model import PowerModel
-from edge_agent.sensors.sampler import PowerSampler
+from edge_agent.sensors.sampler import SensorSampler
 from edge_agent.serving.completion import Completion
 from edge_agent.serving.hosted import HostedModel
 from edge_agent.serving.lifecycle import ModelPhase
@@ -46,10 +46,9 @@ class Agent:
     models: ModelHost
     desk: WorkDesk
     link: LinkSession
-    sampler: PowerSampler
+    sampler: SensorSampler
     energy_today: EnergyToday
     started_at: float
-    sample: HostSample | None = None
     is_stopping: bool = False
     reload_issues: list[str] = field(default_factory=list)
 
@@ -85,10 +84,9 @@ class Agent:
             f"power_sensor_unreadable: {text.replace('AGENT_USER', user_name())}"
             for text in self.sampler.unreadable
         ]
-        if self.sampler.board.limits:
-            found.append(
-                f"throttled: {', '.join(self.sampler.board.limits)}; see edge-agent doctor"
-            )
+        limits = self.sampler.readings.limits
+        if limits:
+            found.append(f"throttled: {', '.join(limits)}; see edge-agent doctor")
         if self.needs_reboot:
             found.append(
                 "reboot_needed: the GPU's memory stays short or fragmented; drop the caches as the"
@@ -113,7 +111,7 @@ class Agent:
 
     def status(self) -> AgentStatus:
         """What the agent and its parts are doing now."""
-        sample, now = self.sample, time.monotonic()
+        now = time.monotonic()
         return AgentStatus(
             state=self.state.value,
             node_id=self.settings.node_id,
@@ -130,7 +128,7 @@ class Agent:
                 unacknowledged_completions=self.link.unacknowledged_completions,
             ),
             models=tuple(_model_status(model) for model in self.models.models.values()),
-            health=None if sample is None else _health_status(sample, self.sampler),
+            health=_health_status(self.sampler),
             memory=MemoryStatus(
                 budget_bytes=self.models.budget_bytes,
                 reserved_bytes=self.models.reserved_bytes,
@@ -139,6 +137,10 @@ class Agent:
             energy=_energy_status(self.sampler, self.energy_today, now),
             requests=_requests_status(self.desk, now),
             issues=tuple(self.issues()),
+            sensors=tuple(
+                replace(sensor, fix=sensor.fix.replace("AGENT_USER", user_name()))
+                for sensor in self.sampler.sensors
+            ),
         )
 
 
@@ -173,15 +175,17 @@ def _completion_status(completion: Completion, now: float) -> CompletionStatus:
     )
 
 
-def _health_status(sample: HostSample, sampler: PowerSampler) -> HealthStatus:
-    power = sampler.power()
+def _health_status(sampler: SensorSampler) -> HealthStatus | None:
+    readings, power = sampler.readings, sampler.power()
+    if readings.cpu_utilisation_ratio is None or readings.memory_available_bytes is None:
+        return None  # the agent is starting
     return HealthStatus(
-        cpu_utilisation_ratio=sample.cpu_utilisation_ratio,
-        gpu_utilisation_ratio=sampler.gpu_utilisation_ratio,
-        memory_available_bytes=sample.memory_available_bytes,
-        temperature_celsius=sample.temperature_celsius,
-        is_throttled=sample.is_throttled,
-        limits=tuple(sampler.board.limits),
+        cpu_utilisation_ratio=readings.cpu_utilisation_ratio,
+        gpu_utilisation_ratio=readings.gpu_utilisation_ratio,
+        memory_available_bytes=readings.memory_available_bytes,
+        temperature_celsius=readings.temperature_celsius,
+        is_throttled=readings.is_throttled,
+        limits=readings.limits,
         power_watts=power.power_watts,
         power_source=_name(power.source),
         power_coverage=None if power.coverage is None else power.coverage.value,
@@ -189,11 +193,11 @@ def _health_status(sample: HostSample, sampler: PowerSampler) -> HealthStatus:
         power_sample_hertz=power.sample_hertz,
         power_age_seconds=power.age_seconds,
         power_detail=power.detail,
-        power_mode=sampler.board.power_mode or None,
+        power_mode=readings.power_mode or None,
     )
 
 
-def _energy_status(sampler: PowerSampler, today: EnergyToday, now: float) -> EnergyStatus:
+def _energy_status(sampler: SensorSampler, today: EnergyToday, now: float) -> EnergyStatus:
     totals = sampler.totals()
     return EnergyStatus(
         today_joules=today.add(totals.total_joules, now),

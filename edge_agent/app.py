@@ -5,7 +5,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -24,13 +24,12 @@ from edge_agent.identity import HostDescription, describe_host
 from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
 from edge_agent.link.session import Introduction, LinkSession
 from edge_agent.reload import plan_reload
-from edge_agent.sensors.base import HostSample, Sensor
-from edge_agent.sensors.board import BoardSensor
+from edge_agent.sensors.base import Sensor
 from edge_agent.sensors.energy_today import EnergyToday
-from edge_agent.sensors.host import HostSensor, ProcessorLoad
-from edge_agent.sensors.power_mode import read_power_mode
+from edge_agent.sensors.host import ProcessorLoad
 from edge_agent.sensors.power_model import PowerModel, power_model
-from edge_agent.sensors.sampler import PowerSampler, board_sensors
+from edge_agent.sensors.sampler import SensorSampler
+from edge_agent.sensors.sources import Surroundings, power_sensors, state_sensors, surroundings
 from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.models import ModelHost
 from edge_agent.serving.orders import OrderDesk
@@ -75,9 +74,9 @@ FindSensors = Callable[[Settings], Sequence[Sensor]]
 
 
 def find_board_sensors(settings: Settings) -> list[Sensor]:
-    """Every sensor that this host may have."""
+    """Every power sensor that this host may have."""
     power = settings.power
-    return board_sensors(pmic_scale=power.pmic_scale, pmic_offset_watts=power.pmic_offset_watts)
+    return power_sensors(surroundings(power.pmic_scale, power.pmic_offset_watts))
 
 
 async def run(
@@ -105,16 +104,9 @@ async def run(
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     host = describe_host()
-    sensor = HostSensor()
-    first_mode = read_power_mode()
-    sampler = PowerSampler(find_sensors(settings), _power_model(host, settings), BoardSensor())
-
-    def look() -> HostSample:
-        sample, board = sensor.read(), sampler.board
-        sampler.saw_utilisation(sample.cpu_utilisation_ratio)
-        if board.temperature_celsius is not None:
-            sample = replace(sample, temperature_celsius=board.temperature_celsius)
-        return replace(sample, is_throttled=board.is_throttled)
+    sampler = SensorSampler(
+        find_sensors(settings), _power_model(host, settings), state_sensors(Surroundings())
+    )
 
     def attributes() -> fleet_pb2.StaticAttributes:
         loaded = [m.loaded for m in models.models.values() if m.loaded]
@@ -133,14 +125,11 @@ async def run(
         return message
 
     def health() -> fleet_pb2.HealthSample:
-        agent.sample = look()
         return health_to_proto(
-            agent.sample,
-            agent.power,
-            agent.issues(),
+            sampler.readings,
             sampler.power(),
-            sampler.board.power_mode,
-            sampler.gpu_utilisation_ratio,
+            agent.issues(),
+            sampler.sensors,
             agent.energy_today.joules,
         )
 
@@ -172,7 +161,7 @@ async def run(
         available_bytes=available_bytes(),
         total_bytes=host.memory_bytes,
         measure_energy=measure_energy,
-        power_mode=lambda: sampler.board.power_mode or first_mode,
+        power_mode=lambda: sampler.readings.power_mode,
     )
     orders = OrderDesk(models)
     power = _power_model(host, settings)
@@ -195,8 +184,7 @@ async def run(
     await status.start()
     try:
         await control.start()
-        sampler.start()
-        agent.sample = look()
+        await anyio.to_thread.run_sync(sampler.start)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(models.run, name="models")
             tasks.start_soon(link.run, name="link")

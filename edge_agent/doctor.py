@@ -313,11 +313,11 @@ def examine_devices(root: Path) -> list[Finding]:
 async def _check_sensors(settings: Settings) -> list[Finding]:
     from edge_agent.sensors.diagnosis import examine_sensors
     from edge_agent.sensors.power_model import power_model
-    from edge_agent.sensors.sampler import board_sensors
+    from edge_agent.sensors.sources import power_sensors, surroundings
 
     host, power = describe_host(), settings.power
     model = power_model(host.hardware, host.cpu_cores, power.idle_watts, power.max_watts)
-    sensors = board_sensors(pmic_scale=power.pmic_scale, pmic_offset_watts=power.pmic_offset_watts)
+    sensors = power_sensors(surroundings(power.pmic_scale, power.pmic_offset_watts))
     found = await asyncio.to_thread(examine_sensors, sensors, model, user_name())
     return [Finding("sensors", entry.level, entry.text, entry.fix) for entry in found]
 

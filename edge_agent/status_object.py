@@ -6,6 +6,8 @@ The names and the order of the fields are those of the JSON. None is unknown, or
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edge_agent.sensors.base import SensorStatus
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerStatus:
@@ -139,6 +141,7 @@ class AgentStatus:
     energy: EnergyStatus
     requests: RequestsStatus
     issues: tuple[str, ...]
+    sensors: tuple[SensorStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON's objects."""

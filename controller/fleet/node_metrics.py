@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controller.domain.cluster import NodeState
-from controller.domain.node_report import Health, ReportedModel
+from controller.domain.node_report import Health, ReportedModel, SensorState
 from controller.ids import NodeId
 from controller.profiler.state import NodeRecord, ProfilerState
 from controller.telemetry.metrics import LabelValues, Metrics
@@ -48,6 +48,8 @@ def register_node_metrics(metrics: Metrics, profiler: ProfilerState) -> None:
     )
     for name, text, of_node in _NODE_GAUGES:
         metrics.gauge(name, text, _by_node(profiler, of_node), ("node",))
+    for name, text, of_sensor in _SENSOR_GAUGES:
+        metrics.gauge(name, text, _by_sensor(profiler, of_sensor), ("node", "sensor"))
     metrics.gauge(
         "model_is_ready",
         "1 if the node can answer with the model.",
@@ -93,6 +95,20 @@ def _by_node(
     return read
 
 
+def _by_sensor(
+    profiler: ProfilerState, of_sensor: Callable[[SensorState], float]
+) -> Callable[[], dict[LabelValues, float | None]]:
+    def read() -> dict[LabelValues, float | None]:
+        return {
+            (node_id, sensor.name): of_sensor(sensor)
+            for node_id, record in _nodes(profiler)
+            if record.health is not None
+            for sensor in record.health.sensors
+        }
+
+    return read
+
+
 def _by_model(
     profiler: ProfilerState,
     of_model: Callable[[NodeRecord, ReportedModel, float], float | None],
@@ -111,6 +127,19 @@ def _by_model(
 def _of_health(read: Callable[[Health], float | None]) -> _OfNode:
     return lambda record, now: None if record.health is None else read(record.health)
 
+
+_SENSOR_GAUGES: Final[tuple[tuple[str, str, Callable[[SensorState], float]], ...]] = (
+    (
+        "node_sensor_is_working",
+        "1 if the sensor's last reading succeeded, 0 if it failed and can be mended.",
+        lambda sensor: sensor.is_working,
+    ),
+    (
+        "node_sensor_read_seconds",
+        "Duration of the sensor's last reading.",
+        lambda sensor: sensor.read_seconds,
+    ),
+)
 
 _NODE_GAUGES: Final[tuple[tuple[str, str, _OfNode], ...]] = (
     (

@@ -1,11 +1,12 @@
 """Between pointsman.v1 and the agent's own values."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from edge_agent.config import LinkSettings
 from edge_agent.engine.base import Message
 from edge_agent.identity import HostDescription
-from edge_agent.sensors.base import ESTIMATE, HostSample
+from edge_agent.sensors.base import ESTIMATE, Readings, SensorStatus
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.calibrations import Speeds
@@ -105,45 +106,42 @@ def model_to_proto(model: HostedModel) -> fleet_pb2.ModelState:
 
 
 def health_to_proto(
-    sample: HostSample,
-    power: PowerModel | None,
-    issues: list[str],
-    measured: PowerState | None = None,
-    power_mode: str = "",
-    gpu_utilisation_ratio: float | None = None,
+    readings: Readings,
+    power: PowerState,
+    issues: Sequence[str] = (),
+    sensors: Sequence[SensorStatus] = (),
     energy_today_joules: float | None = None,
 ) -> fleet_pb2.HealthSample:
     """One health sample.
 
     Args:
-        power: the board's model, whose power at this utilisation is sent, and said to be an
-            estimate, while no sensor works.
-        measured: what the sensors say.
-        power_mode: of the board; empty where it has none.
+        readings: of all sensors, merged.
+        power: measured, or an estimate that says so.
         energy_today_joules: since local midnight; None when nobody knows.
     """
     message = fleet_pb2.HealthSample(
-        uptime_seconds=sample.uptime_seconds,
-        cpu_utilisation_ratio=sample.cpu_utilisation_ratio,
-        memory_available_bytes=sample.memory_available_bytes,
-        temperature_celsius=sample.temperature_celsius,
-        power_source=types_pb2.POWER_SOURCE_NONE,
-        is_throttled=sample.is_throttled,
+        # Every host knows these three, so the wire has no absence for them.
+        uptime_seconds=readings.uptime_seconds or 0.0,
+        cpu_utilisation_ratio=readings.cpu_utilisation_ratio or 0.0,
+        memory_available_bytes=readings.memory_available_bytes or 0,
+        temperature_celsius=readings.temperature_celsius,
+        power_watts=power.power_watts,
+        power_source=source_number(power.source or "none"),
+        power_source_name=power.source or "none",
+        is_power_estimate=power.source == ESTIMATE,
+        is_throttled=readings.is_throttled,
         issues=issues,
-        power_mode=power_mode,
-        gpu_utilisation_ratio=gpu_utilisation_ratio,
+        power_mode=readings.power_mode,
+        gpu_utilisation_ratio=readings.gpu_utilisation_ratio,
         energy_today_joules=energy_today_joules,
+        sensors=[
+            fleet_pb2.SensorState(
+                name=sensor.name, is_working=sensor.is_working, read_seconds=sensor.read_seconds
+            )
+            for sensor in sensors
+        ],
     )
     message.sample_time.GetCurrentTime()
-    source = None
-    if measured is not None and measured.source is not None and measured.power_watts is not None:
-        message.power_watts, source = measured.power_watts, measured.source
-    elif power is not None:
-        message.power_watts, source = power.watts(sample.cpu_utilisation_ratio), ESTIMATE
-    if source is not None:
-        message.power_source = source_number(source)
-        message.power_source_name = source
-        message.is_power_estimate = source == ESTIMATE
     return message
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from edge_agent.sensors.base import NoData, Sensor
 from edge_agent.sensors.board import read_temperature
-from edge_agent.sensors.jetson import JtopSensor
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.raspberry_pi import (
     RunCommand,
@@ -19,6 +18,7 @@ from edge_agent.sensors.raspberry_pi import (
 from edge_agent.sensors.sampler import guarded_read, probe
 
 _SERVICE_SECONDS: Final = 3.0
+_POLL_SECONDS: Final = 0.1
 _COUNTER_SECONDS: Final = 0.3
 """Between two readings of a counter, so that it shows a power."""
 
@@ -65,10 +65,11 @@ def _power(
     sensors: Sequence[Sensor], model: PowerModel, user: str, wait: Callable[[float], None]
 ) -> list[SensorFinding]:
     chosen, refused = probe(sensors, time.monotonic())
-    for service in sensors:
-        if not chosen and isinstance(service, JtopSensor):
-            service.wait_for_answer(_SERVICE_SECONDS)
-            chosen, refused = probe(sensors, time.monotonic())
+    tries = round(_SERVICE_SECONDS / _POLL_SECONDS)
+    while not chosen and tries and any(answer.is_pending for answer in refused.values()):
+        tries -= 1
+        wait(_POLL_SECONDS)
+        chosen, refused = probe(sensors, time.monotonic())
     found = []
     if chosen:
         wait(_COUNTER_SECONDS)
@@ -97,11 +98,14 @@ def _working(sensor: Sensor) -> SensorFinding:
         return SensorFinding(
             "warning", f"{name}: {answer.reason}", answer.fix or "run edge-agent doctor again"
         )
-    watts = "a counter" if answer.power_watts is None else f"{answer.power_watts:.1f} W"
+    power = answer.power
+    if power is None:  # `probe` chooses none of these
+        return SensorFinding("ok", f"{name}: it measures no power")
+    watts = "a counter" if power.power_watts is None else f"{power.power_watts:.1f} W"
     return SensorFinding(
         "ok",
-        f"{name}: {watts}, {answer.coverage.value} ({answer.detail}), "
-        f"±{100 * answer.relative_error:.0f} %; a reading takes {1000 * seconds:.1f} ms and comes "
+        f"{name}: {watts}, {power.coverage.value} ({power.detail}), "
+        f"±{100 * power.relative_error:.0f} %; a reading takes {1000 * seconds:.1f} ms and comes "
         f"every {sensor.period_seconds:g} s",
     )
 

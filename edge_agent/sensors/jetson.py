@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading, Readings
 from edge_agent.sensors.sysfs import hwmon_named, in_order, read_number, read_text
 
 _INPUT_RAILS: Final = ("VDD_IN", "POM_5V_IN", "VIN")
@@ -133,7 +133,7 @@ class JetsonSensor:
         self._root = root
         self._files: list[RailFiles] = []
 
-    def read(self, now: float) -> Reading | NoData:
+    def read(self, now: float) -> Readings | NoData:
         """Read the rails that make up the board's power, each with about a millisecond of I2C."""
         is_new = not self._files
         if is_new:
@@ -146,7 +146,7 @@ class JetsonSensor:
         if is_new:  # ten times a second only what counts
             wanted = set(detail.split(" + "))
             self._files = [files for files in self._files if files.label in wanted]
-        return _reading(self.name, watts, coverage, detail, now)
+        return _readings(watts, coverage, detail, now)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -181,28 +181,25 @@ class JtopSensor:
     its own talks to it, and figures whose timestamp stands still are not taken (cases D1 to D3).
 
     Args:
-        connect: makes the client, a context manager with `ok()`, `power` and `stats`; None takes
-            jetson-stats where it is installed.
+        connect: makes the client, a context manager with `ok()`, `power` and `stats`; raises
+            ImportError where jetson-stats is not installed.
         stale_seconds: figures that have not changed for this long are old.
     """
 
     name = "jtop"
     period_seconds = 1.0
 
-    def __init__(
-        self, connect: Callable[[], Any] | None = None, stale_seconds: float = 3.0
-    ) -> None:
-        self._connect = connect or _connect_jtop
+    def __init__(self, connect: Callable[[], Any], stale_seconds: float = 3.0) -> None:
+        self._connect = connect
         self._stale_seconds = stale_seconds
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._figures: tuple[object, Any] | None = None  # its timestamp and its power
         self._problem: NoData | None = None
         self._is_closed = False
-        self._has_answered = threading.Event()
         self._seen: tuple[object, float] | None = None  # a timestamp and when it was new
 
-    def read(self, now: float) -> Reading | NoData:
+    def read(self, now: float) -> Readings | NoData:
         """Look at what the thread has; never waits for the service."""
         if self._thread is None and not self._is_closed:
             self._thread = threading.Thread(target=self._listen, name="jtop", daemon=True)
@@ -223,16 +220,12 @@ class JtopSensor:
                 "the jtop service has stopped answering", "systemctl restart jtop.service"
             )
         if figures is None:
-            return NoData("the jtop service has not answered yet")
-        return _jtop_reading(self.name, figures[1], now)
+            return NoData("the jtop service has not answered yet", is_pending=True)
+        return _jtop_readings(figures[1], now)
 
     def close(self) -> None:
         """Let the thread end with its next answer; it holds nothing up meanwhile."""
         self._is_closed = True
-
-    def wait_for_answer(self, seconds: float) -> None:
-        """Wait for the service's first word, at most this long; for a one-time look."""
-        self._has_answered.wait(seconds)
 
     def _listen(self) -> None:
         problem: NoData
@@ -243,7 +236,6 @@ class JtopSensor:
                     stamp = (str(stats.get("uptime")), str(stats.get("time")))
                     with self._lock:
                         self._figures = (stamp, client.power)
-                    self._has_answered.set()
                     if self._is_closed:
                         return
             problem = NoData("the jtop service has closed the connection")
@@ -253,16 +245,9 @@ class JtopSensor:
             problem = NoData(f"jtop: {type(error).__name__}: {error}", JTOP_FIX)
         with self._lock:
             self._problem = problem
-        self._has_answered.set()
 
 
-def _connect_jtop() -> Any:
-    from jtop import jtop  # type: ignore[import-not-found,unused-ignore]
-
-    return jtop(1.0)
-
-
-def _jtop_reading(name: str, power: Any, now: float) -> Reading | NoData:
+def _jtop_readings(power: Any, now: float) -> Readings | NoData:
     try:
         rails = [
             Rail(str(name), float(rail["power"]) / 1e3)
@@ -281,13 +266,11 @@ def _jtop_reading(name: str, power: Any, now: float) -> Reading | NoData:
     if not rails:
         return NoData("jtop knows no power rail on this board")
     watts, coverage, detail = board_power(rails)
-    return _reading(name, watts, coverage, f"jtop: {detail}", now)
+    return _readings(watts, coverage, f"jtop: {detail}", now)
 
 
-def _reading(
-    source: str, watts: float, coverage: Coverage, detail: str, now: float
-) -> Reading | NoData:
+def _readings(watts: float, coverage: Coverage, detail: str, now: float) -> Readings | NoData:
     if not 0 < watts <= _MAX_BOARD_WATTS:  # a board that runs draws something
         return NoData(f"{detail}: {watts:g} W cannot be")
     error = 0.05 if coverage is Coverage.BOARD else 0.15
-    return Reading(source, coverage, error, now, watts, detail=detail)
+    return Readings(now, PowerReading(coverage, error, watts, detail=detail))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading, Readings
 
 NVML_FIX = "pip install nvidia-ml-py into the agent's environment, and check that nvidia-smi works"
 
@@ -23,21 +23,15 @@ class NvmlSensor:
     name = "nvml"
     period_seconds = 0.1
 
-    def __init__(self, load: Callable[[], Any] | None = None, root: Path = Path("/")) -> None:
-        self._load = load or _load_pynvml
+    def __init__(self, load: Callable[[], Any], root: Path = Path("/")) -> None:
+        self._load = load
         self._root = root
         self._nvml: Any = None
         self._cards: list[Any] = []
         self._baseline: float | None = None
         self._has_counters = True
-        self._busy_ratio: float | None = None
 
-    @property
-    def gpu_utilisation_ratio(self) -> float | None:
-        """Mean over the cards at the last reading, 0 to 1; None when they do not tell."""
-        return self._busy_ratio
-
-    def read(self, now: float) -> Reading | NoData:
+    def read(self, now: float) -> Readings | NoData:
         """Read every card once."""
         try:
             if self._nvml is None:
@@ -51,17 +45,14 @@ class NvmlSensor:
             has_driver = (self._root / "proc/driver/nvidia").exists()
             reason = f"NVML: {error or type(error).__name__}"
             return self._lost(NoData(reason, NVML_FIX if has_driver else ""))
-        joules = self._counted_joules()
-        self._busy_ratio = self._read_busy_ratio()
-        return Reading(
-            self.name,
+        power = PowerReading(
             Coverage.GPU,
             relative_error=0.05,
-            measured_at=now,
             power_watts=watts,
-            energy_joules=joules,
+            energy_joules=self._counted_joules(),
             detail=f"{len(self._cards)} GPU",
         )
+        return Readings(now, power, gpu_utilisation_ratio=self._busy_ratio())
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -90,7 +81,8 @@ class NvmlSensor:
             self._baseline = total  # a driver that was reloaded counts from 0
         return float(total - self._baseline) / 1e3
 
-    def _read_busy_ratio(self) -> float | None:
+    def _busy_ratio(self) -> float | None:
+        """Mean over the cards, 0 to 1; None when they do not tell."""
         try:
             rates = [
                 int(self._nvml.nvmlDeviceGetUtilizationRates(card).gpu) for card in self._cards
@@ -101,16 +93,9 @@ class NvmlSensor:
 
     def _lost(self, why: NoData) -> NoData:
         nvml, self._nvml, self._cards = self._nvml, None, []
-        self._busy_ratio = None
         if nvml is not None:
             try:
                 nvml.nvmlShutdown()
             except Exception:
                 return why  # it has gone already
         return why
-
-
-def _load_pynvml() -> Any:
-    import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-    return pynvml

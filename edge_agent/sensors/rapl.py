@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading, Readings
 from edge_agent.sensors.energy import WrappingCounter
 from edge_agent.sensors.sysfs import in_order, read_number, read_text
 
@@ -53,7 +53,7 @@ class RaplSensor:
         """Differences that no package could have used."""
         return sum(domain.counter.dropped for domain in self._domains or ())
 
-    def read(self, now: float) -> Reading | NoData:
+    def read(self, now: float) -> Readings | NoData:
         """Read every package once."""
         if self._domains is None:
             self._domains = self._find()
@@ -86,17 +86,16 @@ class RaplSensor:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _reading(self, now: float, watts: float | None) -> Reading:
+    def _reading(self, now: float, watts: float | None) -> Readings:
         names = " + ".join(domain.name for domain in self._domains or ())
-        return Reading(
-            self.name,
+        power = PowerReading(
             Coverage.PACKAGE,
             relative_error=0.1,
-            measured_at=now,
             power_watts=watts,
             energy_joules=self._joules,
             detail=names + ("; psys, which contains it, is not added" if self._has_psys else ""),
         )
+        return Readings(now, power)
 
     def _find(self) -> list[_Domain]:
         self._joules, self._last_at, self._has_psys = 0.0, None, False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading, Readings
 from edge_agent.sensors.sysfs import hwmon_named, in_order, read_number, read_text
 
 PMIC_SCALE: Final = 1.145
@@ -120,7 +120,7 @@ class PmicSensor:
         self._offset_watts = offset_watts
         self._run = run
 
-    def read(self, now: float) -> Reading | NoData:
+    def read(self, now: float) -> Readings | NoData:
         """Ask the firmware once."""
         if not has_pmic_sensor(self._root):
             return NoData("no PMIC: only boards of the Pi 5 family measure current")
@@ -139,7 +139,7 @@ class PmicSensor:
             )
         watts = self._scale * sum(rails.values()) + self._offset_watts
         detail = f"{len(rails)} rails × {self._scale:g} + {self._offset_watts:g} W"
-        return Reading(self.name, Coverage.PARTIAL, 0.15, now, watts, detail=detail)
+        return Readings(now, PowerReading(Coverage.PARTIAL, 0.15, watts, detail=detail))
 
     def close(self) -> None:
         """Nothing is held open."""

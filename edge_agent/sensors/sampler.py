@@ -1,22 +1,28 @@
-"""Runs the power sensors on their periods and keeps the node's energy."""
+"""Runs the sensors on their periods and keeps the node's energy."""
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import structlog
 
-from edge_agent.sensors.base import ESTIMATE, Coverage, NoData, Reading, Sensor
-from edge_agent.sensors.board import BoardSensor, BoardState
+from edge_agent.sensors.base import (
+    ESTIMATE,
+    Coverage,
+    NoData,
+    PowerReading,
+    Readings,
+    Sensor,
+    SensorStatus,
+)
 from edge_agent.sensors.energy import Charge, EnergyLedger, EnergyTotals, PowerSample, Work
+from edge_agent.sensors.merge import SourcedPower, added, chosen_sources, is_whole, merged
 from edge_agent.sensors.power_model import PowerModel
 
 log = structlog.get_logger()
 
-_BOARD_SECONDS: Final = 1.0
 _MODEL_SECONDS: Final = 1.0
 _FIRST_PROBE_SECONDS: Final = 1.0
 _LAST_PROBE_SECONDS: Final = 60.0
@@ -49,29 +55,31 @@ class PowerState:
 
 
 def probe(sensors: Sequence[Sensor], now: float) -> tuple[list[Sensor], dict[str, NoData]]:
-    """Choose the best of the sensors that give a real reading (cases D9, D16).
+    """Choose the best of the power sensors that give a real reading; see `chosen_sources`.
 
-    A figure of the whole board, in the order given, wins; else what stands for a part of the
-    machine is added up, such as a processor's package and the cards beside it.
+    Sensors after one that stands for the whole board are not read.
 
     Returns:
         the chosen ones, none when none works; and why each other one says nothing.
     """
-    parts: list[Sensor] = []
+    said: dict[str, PowerReading] = {}
     refused: dict[str, NoData] = {}
     for sensor in sensors:
         answer = guarded_read(sensor, now)
         if isinstance(answer, NoData):
             refused[sensor.name] = answer
-        elif answer.coverage in (Coverage.BOARD, Coverage.PARTIAL):
-            return [sensor], refused
+        elif answer.power is None:
+            refused[sensor.name] = NoData("it measures no power")
         else:
-            parts.append(sensor)
-    return parts, refused
+            said[sensor.name] = answer.power
+            if is_whole(answer.power):
+                break
+    names = chosen_sources(said)
+    return [sensor for sensor in sensors if sensor.name in names], refused
 
 
-def guarded_read(sensor: Sensor, now: float) -> Reading | NoData:
-    """What the sensor says; an exception becomes `NoData` and stops nothing (case D7)."""
+def guarded_read(sensor: Sensor, now: float) -> Readings | NoData:
+    """What the sensor says; an exception becomes `NoData` and stops nothing."""
     try:
         return sensor.read(now)
     except Exception as error:
@@ -79,28 +87,29 @@ def guarded_read(sensor: Sensor, now: float) -> Reading | NoData:
         return NoData(f"{type(error).__name__}: {error}")
 
 
-class PowerSampler:
-    """The node's power and energy, read in a thread of its own.
+class SensorSampler:
+    """The node's sensors, read in a thread of its own.
 
-    Everything is by the monotonic clock (case D5). Where no sensor works, the power model fills
+    Everything is by the monotonic clock. Where no sensor works, the power model fills
     in: fully busy while an engine has a request, else by the processor's utilisation.
 
     Args:
-        sensors: best first; see `probe`.
+        power: sensors of power, best first; see `probe`.
         model: the fall-back; None leaves the node's energy unknown without a sensor.
-        board: temperature and throttling; None for a node that is not its board.
+        state: sensors that are read whatever the power comes from; what an earlier one says
+            counts before what a later one says.
     """
 
     def __init__(
         self,
-        sensors: Sequence[Sensor],
+        power: Sequence[Sensor],
         model: PowerModel | None,
-        board: BoardSensor | None = None,
+        state: Sequence[Sensor] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sensors = sensors
+        self._power_sensors = power
         self._model = model
-        self._board = board
+        self._state_sensors = state
         self._clock = clock
         self._lock = threading.Lock()
         self._ledger = EnergyLedger()
@@ -110,12 +119,13 @@ class PowerSampler:
         self._probe_seconds = _FIRST_PROBE_SECONDS
         self._probe_at = 0.0
         self._better_at = float("inf")
-        self._board_at = 0.0
-        self._board_state = BoardState()
-        self._utilisation = 0.0
-        self._utilisation_at = clock()
+        self._due: dict[str, float] = {}
+        # All three are replaced and never changed, so that other threads may look at them.
+        self._said: Mapping[str, Readings] = {}
+        self._state = Readings(clock())
+        self._statuses: Mapping[str, SensorStatus] = {}
         self._engines: dict[str, int] = {}
-        self._latest: Reading | None = None
+        self._latest: SourcedPower | None = None
         self._smoothed_watts: float | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,7 +133,11 @@ class PowerSampler:
     # -- the thread's side ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Read from now on, until `close`."""
+        """Read from now on, until `close`; the node's state is read once before this returns.
+
+        That may take a while on a board whose firmware is asked, so it is not for the event loop.
+        """
+        self._read_state(self._clock())
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
         self._thread.start()
 
@@ -132,7 +146,7 @@ class PowerSampler:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(3.0)
-        for sensor in self._sensors:
+        for sensor in (*self._power_sensors, *self._state_sensors):
             try:
                 sensor.close()
             except Exception as error:
@@ -154,13 +168,7 @@ class PowerSampler:
     def step(self) -> float:
         """One round: probe when due, read, account. Returns the seconds until the next."""
         now = self._clock()
-        if self._board is not None and now >= self._board_at:
-            self._board_at = now + _BOARD_SECONDS
-            try:
-                self._board_state = self._board.read(now)
-            except Exception as error:
-                log.warning("sensor.failed", sensor="board", error=str(error))
-                self._board_state = BoardState()
+        self._read_state(now)
         if now >= (self._better_at if self._chosen else self._probe_at):
             self._probe(now)
             if self._chosen:
@@ -168,15 +176,48 @@ class PowerSampler:
         if not self._chosen:
             self._account_model(now)
             return _MODEL_SECONDS
-        answers = [guarded_read(sensor, self._clock()) for sensor in self._chosen]
-        readings = [answer for answer in answers if isinstance(answer, Reading)]
-        if len(readings) == len(answers):
+        answers = [self._read(sensor) for sensor in self._chosen]
+        named = zip(self._chosen, answers, strict=True)
+        said = [(sensor.name, found) for sensor, found in named if isinstance(found, Readings)]
+        power = added(said) if len(said) == len(answers) else None
+        if power is not None:
             self._failures = 0
             self._probe_seconds = _FIRST_PROBE_SECONDS
-            self._account(readings)
+            self._account(power)
         else:
             self._failed(answers, now)
         return self._period
+
+    def _read_state(self, now: float) -> None:
+        is_new = False
+        for sensor in self._state_sensors:
+            due = self._due.get(sensor.name, now)
+            if now >= due:  # kept to its own period, whatever the step's is
+                self._due[sensor.name] = max(due + sensor.period_seconds, now)
+                self._read(sensor)
+                is_new = True
+        if is_new:
+            self._state = self._merged(self._state_sensors) or Readings(now)
+
+    def _merged(self, sensors: Sequence[Sensor]) -> Readings | None:
+        said = self._said
+        return merged(said[sensor.name] for sensor in sensors if sensor.name in said)
+
+    def _read(self, sensor: Sensor) -> Readings | NoData:
+        """Read a sensor that is used, and keep what it says and how long it took."""
+        started = self._clock()
+        answer = guarded_read(sensor, started)
+        seconds = self._clock() - started
+        if isinstance(answer, NoData):
+            said = dict(self._said)
+            said.pop(sensor.name, None)
+            self._said = said
+            status = SensorStatus(sensor.name, False, True, seconds, answer.reason, answer.fix)
+        else:
+            self._said = {**self._said, sensor.name: answer}
+            status = SensorStatus(sensor.name, True, True, seconds)
+        self._statuses = {**self._statuses, sensor.name: status}
+        return answer
 
     @property
     def _period(self) -> float:
@@ -184,7 +225,7 @@ class PowerSampler:
 
     def _probe(self, now: float) -> None:
         before = self._chosen
-        self._chosen, self._refused = probe(self._sensors, now)
+        self._chosen, self._refused = probe(self._power_sensors, now)
         self._failures = 0
         # What an operator may mend meanwhile, such as a second source, is tried once in a while.
         is_mendable = any(answer.fix for answer in self._refused.values())
@@ -194,7 +235,7 @@ class PowerSampler:
         if self._chosen and self._chosen != before:
             log.info("sensor.chosen", sensors=[sensor.name for sensor in self._chosen])
 
-    def _failed(self, answers: list[Reading | NoData], now: float) -> None:
+    def _failed(self, answers: list[Readings | NoData], now: float) -> None:
         self._failures += 1
         if self._failures < _MAX_FAILURES:
             return  # the next reading bridges a short gap
@@ -206,18 +247,14 @@ class PowerSampler:
         self._probe_at = now + self._probe_seconds
         self._account_model(now)
 
-    def _account(self, readings: list[Reading]) -> None:
-        reading = readings[0] if len(readings) == 1 else _added(readings)
-        previous = self._latest
+    def _account(self, latest: SourcedPower) -> None:
+        previous, power = self._latest, latest.power
         with self._lock:
-            self._latest = reading
-            self._smoothed_watts = _smoothed(previous, self._smoothed_watts, reading)
+            self._latest = latest
+            self._smoothed_watts = _smoothed(previous, self._smoothed_watts, latest)
             self._ledger.add(
                 PowerSample(
-                    reading.measured_at,
-                    reading.source,
-                    reading.power_watts,
-                    reading.energy_joules,
+                    latest.measured_at, latest.source, power.power_watts, power.energy_joules
                 )
             )
 
@@ -233,23 +270,31 @@ class PowerSampler:
             return None
         return self._model.watts(1.0 if self._engines else self._utilisation)
 
+    @property
+    def _utilisation(self) -> float:
+        return self._state.cpu_utilisation_ratio or 0.0
+
     # -- everyone else's side; none of these waits for a sensor ----------------------------------
 
     @property
-    def board(self) -> BoardState:
-        """What the board said last."""
-        return self._board_state
+    def readings(self) -> Readings:
+        """What the node's sensors said last, merged; all unknown before the first word."""
+        power = self._merged(self._chosen)
+        return self._state if power is None else merged((self._state, power)) or power
 
     @property
-    def gpu_utilisation_ratio(self) -> float | None:
-        """How busy the graphics processor is, 0 to 1; None without one, or when it cannot tell."""
-        if self._board_state.gpu_utilisation_ratio is not None:
-            return self._board_state.gpu_utilisation_ratio
-        for sensor in self._chosen:
-            ratio: float | None = getattr(sensor, "gpu_utilisation_ratio", None)
-            if ratio is not None:
-                return ratio
-        return None
+    def sensors(self) -> list[SensorStatus]:
+        """Each sensor that is used, and each that an operator could mend."""
+        used = (*self._state_sensors, *self._chosen)
+        statuses = self._statuses
+        return [
+            *(statuses[sensor.name] for sensor in used if sensor.name in statuses),
+            *(
+                SensorStatus(name, False, False, 0.0, answer.reason, answer.fix)
+                for name, answer in self._refused.items()
+                if answer.fix
+            ),
+        ]
 
     @property
     def refused(self) -> Mapping[str, NoData]:
@@ -266,10 +311,6 @@ class PowerSampler:
             for name, answer in self._refused.items()
             if answer.fix
         ]
-
-    def saw_utilisation(self, ratio: float) -> None:
-        """How busy the processor is, for the power model."""
-        self._utilisation, self._utilisation_at = min(max(ratio, 0.0), 1.0), self._clock()
 
     def engines_busy(self, requests: Mapping[str, int]) -> None:
         """From now on these engines have this many requests each; idle ones may be left out."""
@@ -305,18 +346,18 @@ class PowerSampler:
         """The power now, measured where a sensor works."""
         now = self._clock()
         with self._lock:
-            reading, watts = self._latest, self._smoothed_watts
-            if reading is None:
+            latest, watts = self._latest, self._smoothed_watts
+            if latest is None or watts is None:  # a counter's first reading shows no power yet
                 return self._estimate(now)
             period = max((sensor.period_seconds for sensor in self._chosen), default=None)
         return PowerState(
             power_watts=watts,
-            source=reading.source,
-            coverage=reading.coverage,
-            relative_error=reading.relative_error,
+            source=latest.source,
+            coverage=latest.power.coverage,
+            relative_error=latest.power.relative_error,
             sample_hertz=None if not period else 1.0 / period,
-            age_seconds=now - reading.measured_at,
-            detail=reading.detail,
+            age_seconds=now - latest.measured_at,
+            detail=latest.power.detail,
         )
 
     def _estimate(self, now: float) -> PowerState:
@@ -329,7 +370,7 @@ class PowerSampler:
             model.coverage,
             model.relative_error,
             1.0 / _MODEL_SECONDS,
-            now - self._utilisation_at,
+            now - self._state.measured_at,
             f"{model.idle_watts:g} W idle to {model.max_watts:g} W busy, by utilisation",
         )
 
@@ -340,52 +381,15 @@ class PowerSampler:
             return self._ledger.totals(now)
 
 
-def _added(readings: list[Reading]) -> Reading:
-    """One figure for parts of a machine that do not overlap; cards give it their name."""
-    watts = [reading.power_watts for reading in readings]
-    joules = [reading.energy_joules for reading in readings]
-    named = next((found for found in readings if found.coverage is Coverage.GPU), readings[0])
-    known_watts = [value for value in watts if value is not None]
-    known_joules = [value for value in joules if value is not None]
-    return Reading(
-        source=named.source,
-        coverage=Coverage.PARTIAL,
-        relative_error=max(reading.relative_error for reading in readings),
-        measured_at=max(reading.measured_at for reading in readings),
-        power_watts=sum(known_watts) if len(known_watts) == len(watts) else None,
-        energy_joules=sum(known_joules) if len(known_joules) == len(joules) else None,
-        detail=" + ".join(f"{reading.source} {reading.detail}" for reading in readings),
-    )
-
-
-def _smoothed(previous: Reading | None, smoothed: float | None, now: Reading) -> float | None:
+def _smoothed(
+    previous: SourcedPower | None, smoothed: float | None, now: SourcedPower
+) -> float | None:
     """A moving mean over about a second, for people and for the routing."""
-    if now.power_watts is None:
+    watts = now.power.power_watts
+    if watts is None:
         return smoothed
     if smoothed is None or previous is None or previous.source != now.source:
-        return now.power_watts
+        return watts
     seconds = now.measured_at - previous.measured_at
     weight = min(1.0, seconds / _SMOOTHED_SECONDS)
-    return smoothed + weight * (now.power_watts - smoothed)
-
-
-def board_sensors(
-    root: Path = Path("/"), pmic_scale: float | None = None, pmic_offset_watts: float | None = None
-) -> list[Sensor]:
-    """Every source this software knows, best first; `probe` finds out which ones are real."""
-    from edge_agent.sensors.jetson import JetsonSensor, JtopSensor
-    from edge_agent.sensors.nvml import NvmlSensor
-    from edge_agent.sensors.rapl import RaplSensor
-    from edge_agent.sensors.raspberry_pi import PMIC_OFFSET_WATTS, PMIC_SCALE, PmicSensor
-
-    return [
-        JetsonSensor(root),
-        PmicSensor(
-            root,
-            PMIC_SCALE if pmic_scale is None else pmic_scale,
-            PMIC_OFFSET_WATTS if pmic_offset_watts is None else pmic_offset_watts,
-        ),
-        RaplSensor(root),
-        NvmlSensor(root=root),
-        JtopSensor(),
-    ]
+    return smoothed + weight * (watts - smoothed)

@@ -3,13 +3,14 @@ import time
 import pytest
 
 from controller.domain.completion import Usage
+from controller.domain.node_report import SensorState
 from controller.fleet.node_metrics import register_node_metrics
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.events import Dispatched, Ended, TokensStreamed
+from controller.profiler.events import Dispatched, Ended, HealthReported, TokensStreamed
 from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.telemetry.metrics import Metrics
-from tests.fakes.reports import hello, join, reported_model
+from tests.fakes.reports import health, hello, join, reported_model
 from tests.fakes.scraped import scraped
 
 PI = NodeId("pi")
@@ -26,6 +27,8 @@ def profiler(monkeypatch: pytest.MonkeyPatch) -> ProfilerState:
         made.apply(Dispatched(PI, request_id, Claim(ModelName("small"), 2.0, 50.0)), 2.0)
     made.apply(TokensStreamed(PI, RequestId("r0"), 1), 2.5)
     made.apply(Ended(PI, RequestId("r0"), False, usage=Usage(9, 50, 0.0, 0.5, 2.4)), 5.0)
+    sensors = (SensorState("jtop", True, 0.25), SensorState("rapl", False, 0.0))
+    made.apply(HealthReported(PI, health(sensors=sensors)), 1.0)
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     return made
 
@@ -48,6 +51,9 @@ def test_node_is_told_with_its_state_load_health_and_speeds(profiler: ProfilerSt
         "node_health_age_seconds{node=pi}": 6,
         "node_temperature_celsius{node=pi}": 50,
         "node_power_watts{node=pi}": 4,
+        "node_sensor_is_working{node=pi,sensor=jtop}": 1,
+        "node_sensor_is_working{node=pi,sensor=rapl}": 0,
+        "node_sensor_read_seconds{node=pi,sensor=jtop}": 0.25,
         "model_is_ready{model=small,node=pi}": 1,
         "model_is_ready{model=new,node=pi}": 0,
         "model_speed_age_seconds{model=small,node=pi}": 2,

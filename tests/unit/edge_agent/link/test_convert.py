@@ -13,7 +13,7 @@ from edge_agent.link.convert import (
     model_to_proto,
     work_from_proto,
 )
-from edge_agent.sensors.base import Coverage, HostSample
+from edge_agent.sensors.base import ESTIMATE, Coverage, Readings, SensorStatus
 from edge_agent.sensors.power_model import PowerModel
 from edge_agent.sensors.sampler import PowerState
 from edge_agent.serving.calibrations import Speeds
@@ -23,7 +23,10 @@ from pointsman.v1 import fleet_pb2, types_pb2
 from tests.fakes.hosted import READY, hosted_model
 
 HOST = HostDescription("Board", 4, 8_000_000_000, "Linux")
-SAMPLE = HostSample(0.5, 1_000_000_000, 12.0, None, None)
+READINGS = Readings(
+    1.0, cpu_utilisation_ratio=0.5, memory_available_bytes=1_000_000_000, uptime_seconds=12.0
+)
+NO_POWER = PowerState(None, None, None, None, None, None, "")
 
 
 def test_order_keeps_what_was_sent_and_fills_in_the_rest() -> None:
@@ -84,18 +87,32 @@ def test_board_without_a_power_model_has_no_power_and_not_zero_power() -> None:
     for name in ("idle_watts", "max_watts", "transmit_watts", "receive_watts"):
         assert not attributes.HasField(name)  # type: ignore[arg-type]
     assert attributes.power_source == types_pb2.POWER_SOURCE_NONE
-    sample = health_to_proto(SAMPLE, None, [])
+    sample = health_to_proto(READINGS, NO_POWER)
     assert not sample.HasField("power_watts")
-    for name in ("temperature_celsius", "is_throttled"):
+    assert (sample.power_source, sample.power_source_name) == (types_pb2.POWER_SOURCE_NONE, "none")
+    for name in ("temperature_celsius", "is_throttled", "gpu_utilisation_ratio"):
         assert not sample.HasField(name)  # type: ignore[arg-type]
 
 
-def test_power_of_the_boards_model_follows_utilisation_and_says_that_it_is_estimated() -> None:
+def test_sensors_are_sent_with_their_success_and_their_seconds() -> None:
+    sensors = [
+        SensorStatus("jtop", True, True, 0.25),
+        SensorStatus("rapl", False, False, 0.0, "permission denied", "a group"),
+    ]
+    sent = health_to_proto(READINGS, NO_POWER, [], sensors).sensors
+    assert [(each.name, each.is_working, each.read_seconds) for each in sent] == [
+        ("jtop", True, 0.25),
+        ("rapl", False, 0.0),
+    ]
+
+
+def test_power_of_the_boards_model_says_that_it_is_estimated() -> None:
     power = PowerModel(4.0, 10.0)
     attributes = attributes_to_proto(HOST, "cloud", "0.1.0", "", power, 0.5, None, LinkSettings())
     assert attributes.kind == types_pb2.NODE_KIND_CLOUD
     assert (attributes.idle_watts, attributes.max_watts, attributes.transmit_watts) == (4, 10, 0.5)
-    sample = health_to_proto(SAMPLE, power, ["model_file_missing: small"])
+    estimate = PowerState(power.watts(0.5), ESTIMATE, power.coverage, 0.2, 1.0, 0.0, "")
+    sample = health_to_proto(READINGS, estimate, ["model_file_missing: small"])
     assert sample.power_watts == pytest.approx(7.0)
     assert sample.power_source == types_pb2.POWER_SOURCE_ESTIMATE
     assert list(sample.issues) == ["model_file_missing: small"]
@@ -142,7 +159,7 @@ def test_any_source_is_sent_by_its_own_name(
     source: str, value: types_pb2.PowerSource.ValueType
 ) -> None:
     power = PowerState(4.0, source, Coverage.BOARD, 0.05, 10.0, 0.0, "a rail")
-    sample = health_to_proto(SAMPLE, None, [], power)
+    sample = health_to_proto(READINGS, power)
     assert (sample.power_source_name, sample.power_source) == (source, value)
     assert sample.is_power_estimate == (source == "estimate")
     usage = completion_to_proto(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.board import BoardSensor, BoardState
+from edge_agent.sensors.base import Readings
+from edge_agent.sensors.board import BoardSensor
 from edge_agent.sensors.raspberry_pi import CommandError
 from tests.fixtures.sysfs.boards import BOARDS, orin_nano, pi_4, pi_5, write, x86_rapl
 
@@ -13,21 +14,34 @@ def no_command(argument: str) -> str:
     raise CommandError("vcgencmd is not installed", is_missing=True)
 
 
+def state(
+    celsius: float | None,
+    is_throttled: bool | None,
+    gpu_ratio: float | None = None,
+    power_mode: str = "",
+) -> Readings:
+    return Readings(
+        0.0,
+        temperature_celsius=celsius,
+        is_throttled=is_throttled,
+        gpu_utilisation_ratio=gpu_ratio,
+        power_mode=power_mode,
+    )
+
+
 @pytest.mark.parametrize(
     ("board", "expected"),
     [
-        ("pi-4", BoardState(51.608, False, power_mode="ondemand")),
-        ("pi-5", BoardState(48.8, False, power_mode="ondemand")),
-        ("orin-nano", BoardState(49.031, False, (), 0.412, "15W")),
-        ("agx-orin", BoardState(45.5, False, (), 0.0, "MODE_30W")),
-        ("nano", BoardState(36.5, None, (), 0.0, "5W")),
-        ("x86-rapl", BoardState(55.0, False)),
-        ("x86-vm", BoardState(None, None)),
+        ("pi-4", state(51.608, False, power_mode="ondemand")),
+        ("pi-5", state(48.8, False, power_mode="ondemand")),
+        ("orin-nano", state(49.031, False, 0.412, "15W")),
+        ("agx-orin", state(45.5, False, 0.0, "MODE_30W")),
+        ("nano", state(36.5, None, 0.0, "5W")),
+        ("x86-rapl", state(55.0, False)),
+        ("x86-vm", state(None, None)),
     ],
 )
-def test_board_says_what_it_can_and_no_more(
-    tmp_path: Path, board: str, expected: BoardState
-) -> None:
+def test_board_says_what_it_can_and_no_more(tmp_path: Path, board: str, expected: Readings) -> None:
     """Case D7: every field is optional."""
     sensor = BoardSensor(write(tmp_path, BOARDS[board]()), no_command)
     assert sensor.read(0.0) == expected

@@ -1,10 +1,12 @@
 """What the doctor says of sensors."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.base import NoData, Reading, Sensor
+from edge_agent.sensors.base import NoData, Readings, Sensor
 from edge_agent.sensors.diagnosis import SensorFinding, examine_sensors
 from edge_agent.sensors.jetson import JetsonSensor, JtopSensor
 from edge_agent.sensors.power_model import PowerModel
@@ -19,8 +21,10 @@ def refuse(argument: str) -> str:
     raise CommandError("Can't open device file: /dev/vcio")
 
 
-def examine(root: Path, *sensors: Sensor) -> list[SensorFinding]:
-    return examine_sensors(sensors, MODEL, "pointsman", root, refuse, lambda seconds: None)
+def examine(
+    root: Path, *sensors: Sensor, wait: Callable[[float], None] = lambda seconds: None
+) -> list[SensorFinding]:
+    return examine_sensors(sensors, MODEL, "pointsman", root, refuse, wait)
 
 
 def warnings(found: list[SensorFinding]) -> list[SensorFinding]:
@@ -47,7 +51,7 @@ def test_rapl_without_permission_names_the_rule_and_the_user(tmp_path: Path) -> 
     """Case D10."""
 
     class Refused(RaplSensor):
-        def read(self, now: float) -> Reading | NoData:
+        def read(self, now: float) -> Readings | NoData:
             return NoData("energy_uj: permission denied (root only)", RAPL_FIX)
 
     found = examine(tmp_path, Refused(write(tmp_path, x86_rapl())))
@@ -63,7 +67,7 @@ def test_jtop_that_cannot_be_used_names_group_and_version(tmp_path: Path, error:
     def connect() -> object:
         raise error
 
-    (warning,) = warnings(examine(write(tmp_path, x86_vm()), JtopSensor(connect)))
+    (warning,) = warnings(examine(write(tmp_path, x86_vm()), JtopSensor(connect), wait=time.sleep))
     assert str(error) in warning.text
     assert "usermod -aG jtop pointsman" in warning.fix
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading, Readings
 from edge_agent.sensors.jetson import (
     JetsonSensor,
     JtopSensor,
@@ -14,13 +14,12 @@ from edge_agent.sensors.jetson import (
     board_power,
     gpu_load_ratio,
 )
+from tests.fakes.sensors import first_word, power_of
 from tests.fixtures.sysfs.boards import agx_orin, nano, orin_nano, write, x86_vm
 
 
-def read(sensor: JetsonSensor) -> Reading:
-    reading = sensor.read(1.0)
-    assert isinstance(reading, Reading)
-    return reading
+def read(sensor: JetsonSensor) -> PowerReading:
+    return power_of(sensor.read(1.0))
 
 
 def test_input_rail_is_the_board_and_the_others_are_not_added(tmp_path: Path) -> None:
@@ -39,7 +38,7 @@ def test_agx_sums_its_rails_once_and_calls_it_partial(tmp_path: Path) -> None:
         reading = read(sensor)
         assert reading.power_watts == pytest.approx(3.8 + 1.9 + 4.0)
         assert reading.coverage is Coverage.PARTIAL
-        assert reading.source == "ina3221"
+        assert sensor.name == "ina3221"
 
 
 def test_jetpack_4_is_read_through_iio(tmp_path: Path) -> None:
@@ -115,11 +114,9 @@ def test_jtop_total_is_the_input_rail() -> None:
     service = Service()
     sensor = JtopSensor(lambda: service)
     sensor.read(0.0)
-    sensor.wait_for_answer(10.0)
-    reading = sensor.read(1.0)
+    reading = power_of(first_word(sensor, 1.0))
     service.end()
-    assert isinstance(reading, Reading)
-    assert (reading.source, reading.coverage) == ("jtop", Coverage.BOARD)
+    assert (sensor.name, reading.coverage) == ("jtop", Coverage.BOARD)
     assert reading.power_watts == pytest.approx(8.0)
 
 
@@ -128,9 +125,8 @@ def test_jtop_figures_whose_time_stands_still_are_not_taken() -> None:
     service = Service()
     sensor = JtopSensor(lambda: service, stale_seconds=3.0)
     sensor.read(0.0)
-    sensor.wait_for_answer(10.0)
-    assert isinstance(sensor.read(1.0), Reading)
-    assert isinstance(sensor.read(2.9), Reading)
+    assert isinstance(first_word(sensor, 1.0), Readings)
+    assert isinstance(sensor.read(2.9), Readings)
     answer = sensor.read(4.1)
     service.end()
     assert isinstance(answer, NoData)
@@ -167,9 +163,7 @@ def test_jtop_that_cannot_be_used_names_the_fix(error: Exception, case: str) -> 
         raise error
 
     sensor = JtopSensor(connect)
-    sensor.read(0.0)
-    sensor.wait_for_answer(10.0)
-    answer = sensor.read(1.0)
+    answer = first_word(sensor, 1.0)
     assert isinstance(answer, NoData)
     assert str(error) in answer.reason
     assert "usermod -aG jtop" in answer.fix
@@ -181,9 +175,7 @@ def test_jetson_stats_that_is_not_installed_is_nothing_to_mend() -> None:
         raise ImportError
 
     sensor = JtopSensor(connect)
-    sensor.read(0.0)
-    sensor.wait_for_answer(10.0)
-    answer = sensor.read(1.0)
+    answer = first_word(sensor, 1.0)
     assert isinstance(answer, NoData)
     assert answer.fix == ""
 
@@ -194,8 +186,6 @@ def test_jtop_figures_of_an_unknown_form_are_no_data(power: object) -> None:
     service = Service()
     service.power = power
     sensor = JtopSensor(lambda: service)
-    sensor.read(0.0)
-    sensor.wait_for_answer(10.0)
-    answer = sensor.read(1.0)
+    answer = first_word(sensor, 1.0)
     service.end()
     assert isinstance(answer, NoData)

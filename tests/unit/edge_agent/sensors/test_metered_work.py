@@ -10,9 +10,9 @@ from edge_agent.engine.base import EngineSettings, Sampling
 from edge_agent.engine.fake import FakeEngine, FakeSpeeds
 from edge_agent.engine.remote.settings import RemoteSettings
 from edge_agent.link.convert import completion_to_proto, health_to_proto
-from edge_agent.sensors.base import ESTIMATE, Coverage, HostSample, NoData, Reading
+from edge_agent.sensors.base import ESTIMATE, Coverage, NoData, PowerReading, Readings
 from edge_agent.sensors.power_model import PowerModel
-from edge_agent.sensors.sampler import PowerSampler
+from edge_agent.sensors.sampler import SensorSampler
 from edge_agent.serving.completion import Completion
 from edge_agent.serving.work import WorkDesk, WorkOrder
 from pointsman.v1 import types_pb2
@@ -35,8 +35,8 @@ class Meter12Watts:
     name = "ina3221"
     period_seconds = 0.1
 
-    def read(self, now: float) -> Reading | NoData:
-        return Reading("ina3221", Coverage.BOARD, 0.05, now, 12.0, detail="VDD_IN")
+    def read(self, now: float) -> Readings | NoData:
+        return Readings(now, PowerReading(Coverage.BOARD, 0.05, 12.0, detail="VDD_IN"))
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, remote: RemoteSettings | None = None, has_sensor: bool = True) -> None:
         self.now = 100.0
         self.completions: list[Completion] = []
-        self.sampler = PowerSampler(
+        self.sampler = SensorSampler(
             [Meter12Watts()] if has_sensor else [], MODEL, clock=lambda: self.now
         )
         self.engine = FakeEngine(
@@ -127,10 +127,29 @@ async def test_answer_of_a_remote_engine_is_not_this_boards_energy() -> None:
 async def test_health_carries_the_measured_power_and_its_source() -> None:
     bench = Bench()
     await bench.answer()
-    sample = HostSample(1.0, 1, 1.0, 50.0, True)
-    message = health_to_proto(sample, MODEL, [], bench.sampler.power())
+    readings = Readings(1.0, temperature_celsius=50.0, is_throttled=True)
+    message = health_to_proto(readings, bench.sampler.power())
     assert message.power_watts == pytest.approx(12.0)
     assert message.power_source == types_pb2.POWER_SOURCE_INA3221
     assert message.is_throttled
-    estimate = health_to_proto(sample, MODEL, [], PowerSampler([], None).power())
+    estimate = health_to_proto(readings, SensorSampler([], MODEL).power())
     assert estimate.power_source == types_pb2.POWER_SOURCE_ESTIMATE
+
+
+async def test_counter_without_a_second_reading_is_an_estimate_and_not_nothing() -> None:
+    class Counter:
+        name = "rapl"
+        period_seconds = 0.1
+
+        def read(self, now: float) -> Readings | NoData:
+            return Readings(now, PowerReading(Coverage.PACKAGE, 0.1, None, 0.0))
+
+        def close(self) -> None:
+            """Nothing is held open."""
+
+    now = 1.0
+    sampler = SensorSampler([Counter()], MODEL, clock=lambda: now)
+    for _ in range(2):
+        now += sampler.step()
+    assert (sampler.has_sensor, sampler.power().source) == (True, ESTIMATE)
+    assert health_to_proto(sampler.readings, sampler.power()).power_watts == pytest.approx(2.0)

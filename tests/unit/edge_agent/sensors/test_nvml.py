@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, Readings
 from edge_agent.sensors.nvml import NvmlSensor
+from tests.fakes.sensors import power_of
 
 
 class NotSupported(Exception):
@@ -38,6 +40,11 @@ class Nvml:
             raise NotSupported("Not Supported")
         return 100_000
 
+    def nvmlDeviceGetUtilizationRates(self, card: int) -> SimpleNamespace:  # noqa: N802
+        if not self._has_power:
+            raise NotSupported("Not Supported")
+        return SimpleNamespace(gpu=50 + 20 * card)
+
     def nvmlDeviceGetTotalEnergyConsumption(self, card: int) -> int:  # noqa: N802
         if not self._has_counters:
             raise NotSupported("Not Supported")
@@ -47,21 +54,24 @@ class Nvml:
 def test_cards_are_added_and_their_counters_start_at_the_first_reading() -> None:
     nvml = Nvml()
     sensor = NvmlSensor(lambda: nvml)
-    first = sensor.read(0.0)
+    first = power_of(sensor.read(0.0))
     nvml.millijoules += 100_000
-    second = sensor.read(1.0)
-    assert isinstance(first, Reading)
-    assert isinstance(second, Reading)
+    second = power_of(sensor.read(1.0))
     assert first.energy_joules == 0.0
     assert second.energy_joules == pytest.approx(200.0)
     assert (second.power_watts, second.coverage) == (200.0, Coverage.GPU)
 
 
+def test_load_is_the_mean_over_the_cards() -> None:
+    readings = NvmlSensor(Nvml).read(0.0)
+    assert isinstance(readings, Readings)
+    assert readings.gpu_utilisation_ratio == pytest.approx(0.6)
+
+
 def test_cards_without_a_counter_still_give_power() -> None:
     sensor = NvmlSensor(lambda: Nvml(has_counters=False))
     for now in (0.0, 1.0):
-        reading = sensor.read(now)
-        assert isinstance(reading, Reading)
+        reading = power_of(sensor.read(now))
         assert reading.energy_joules is None
         assert reading.power_watts == 200.0
 

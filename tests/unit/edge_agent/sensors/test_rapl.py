@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData, PowerReading
 from edge_agent.sensors.rapl import RaplSensor
+from tests.fakes.sensors import power_of
 from tests.fixtures.sysfs.boards import write, x86_rapl, x86_vm
 
 CAP = "sys/class/powercap"
@@ -15,16 +16,14 @@ def set_energy(root: Path, package: int, microjoules: int) -> None:
     (root / f"{CAP}/intel-rapl:{package}/energy_uj").write_text(f"{microjoules}\n")
 
 
-def read(sensor: RaplSensor, now: float) -> Reading:
-    reading = sensor.read(now)
-    assert isinstance(reading, Reading)
-    return reading
+def read(sensor: RaplSensor, now: float) -> PowerReading:
+    return power_of(sensor.read(now))
 
 
 def test_packages_are_added_and_what_they_contain_or_contains_them_is_not(tmp_path: Path) -> None:
     sensor = RaplSensor(write(tmp_path, x86_rapl()))
     first = read(sensor, 10.0)
-    assert (first.source, first.coverage) == ("rapl", Coverage.PACKAGE)
+    assert (sensor.name, first.coverage) == ("rapl", Coverage.PACKAGE)
     assert first.power_watts is None
     assert "psys" in first.detail
     set_energy(tmp_path, 0, 31_000_000)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.sensors.base import Coverage, NoData, Reading
+from edge_agent.sensors.base import Coverage, NoData
 from edge_agent.sensors.raspberry_pi import (
     CommandError,
     PmicSensor,
@@ -13,6 +13,7 @@ from edge_agent.sensors.raspberry_pi import (
     read_throttling,
     vcgencmd,
 )
+from tests.fakes.sensors import power_of
 from tests.fixtures.sysfs.boards import OLD_PMIC_OUTPUT, PMIC_OUTPUT, pi_4, pi_5, write
 
 
@@ -24,8 +25,7 @@ def test_both_forms_give_the_rails_that_have_current_and_voltage(text: str) -> N
 
 def test_sum_is_scaled_to_the_wall_and_partial(tmp_path: Path) -> None:
     sensor = PmicSensor(write(tmp_path, pi_5()), run=lambda argument: PMIC_OUTPUT)
-    reading = sensor.read(5.0)
-    assert isinstance(reading, Reading)
+    reading = power_of(sensor.read(5.0))
     assert reading.power_watts == pytest.approx(1.145 * 2.53 + 0.588)
     assert reading.coverage is Coverage.PARTIAL
     assert sensor.period_seconds >= 0.5
@@ -33,8 +33,7 @@ def test_sum_is_scaled_to_the_wall_and_partial(tmp_path: Path) -> None:
 
 def test_operator_sets_scale_and_offset(tmp_path: Path) -> None:
     sensor = PmicSensor(write(tmp_path, pi_5()), 1.0, 0.0, lambda argument: PMIC_OUTPUT)
-    reading = sensor.read(5.0)
-    assert isinstance(reading, Reading)
+    reading = power_of(sensor.read(5.0))
     assert reading.power_watts == pytest.approx(2.53)
 
 
