@@ -6,8 +6,6 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 
 @dataclass(frozen=True, slots=True)
 class HostDescription:
@@ -25,6 +23,8 @@ def describe_host(root: Path = Path("/")) -> HostDescription:
     Args:
         root: of the file system that is read; tests give a captured tree.
     """
+    import psutil  # the command line asks this module for the cores, and starts without it
+
     return HostDescription(
         hardware=_hardware(root),
         cpu_cores=usable_cores(),
