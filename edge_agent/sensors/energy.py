@@ -2,7 +2,7 @@
 
 A node's energy is kept as a row of short segments. A request that ends takes from the segments
 of its active time what its work took; what nobody takes is idle energy. So the joules of all
-requests plus the idle ones always equal the node's total (case D18).
+requests plus the idle ones always equal the node's total.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ _SETTLED: Final = 1e-9
 
 
 class WrappingCounter:
-    """A hardware counter that starts again at 0 after its own range (case D12).
+    """A hardware counter that starts again at 0 after its own range.
 
     Args:
         range_units: greatest value plus one, in the counter's units.

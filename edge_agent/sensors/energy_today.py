@@ -21,7 +21,7 @@ class EnergyToday:
     no new day: only a later date than the kept one does. Belongs to the event loop.
 
     Args:
-        path: where it is kept; a damaged file starts the day anew.
+        path: where it is kept; a damaged file starts the day at 0.
         today: the local date.
     """
 

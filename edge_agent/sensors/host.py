@@ -86,7 +86,7 @@ def _temperature() -> float | None:
         try:
             zones = psutil.sensors_temperatures()
         except (OSError, ValueError, RuntimeError, psutil.Error):
-            return None  # half-present hwmon entries fail in many ways (case D7)
+            return None  # half-present hwmon entries fail in many ways
     for name in _CPU_SENSORS:
         for entry in zones.get(name, ()):
             if entry.current and entry.current > -200:

@@ -18,7 +18,7 @@ _SUMMED_RAILS: Final = (
     # AGX Xavier.
     frozenset({"GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"}),
 )
-"""Boards without an input rail: what to add up there (case D6)."""
+"""Boards without an input rail: what to add up there."""
 
 _LEAST_FIGURE: Final = -1000
 """An unloaded shunt may read a little below 0; less than this is no reading."""
@@ -140,7 +140,7 @@ class JetsonSensor:
             self._files = find_rails(self._root)
         rails = [rail for files in self._files if (rail := files.read()) is not None]
         if not rails or (not is_new and len(rails) < len(self._files)):
-            self._files = []  # names are looked for anew with the next reading
+            self._files = []  # names are looked for again with the next reading
             return self._absent()
         watts, coverage, detail = board_power(rails)
         if is_new:  # ten times a second only what counts
@@ -178,7 +178,7 @@ class JtopSensor:
     """The jetson-stats service, which an operator may have instead of readable rails.
 
     Connecting may hang and a dead service keeps its last figures without a word, so a thread of
-    its own talks to it, and figures whose timestamp stands still are not taken (cases D1 to D3).
+    its own talks to it, and figures whose timestamp stands still are not taken.
 
     Args:
         connect: makes the client, a context manager with `ok()`, `power` and `stats`; raises
@@ -208,7 +208,7 @@ class JtopSensor:
         with self._lock:
             figures, problem = self._figures, self._problem
         if problem is not None:
-            self._thread = None  # the next read tries anew
+            self._thread = None  # the next read tries again
             with self._lock:
                 self._problem = self._figures = None
             return problem
@@ -241,7 +241,7 @@ class JtopSensor:
             problem = NoData("the jtop service has closed the connection")
         except ImportError:
             problem = NoData("jetson-stats is not installed")
-        except Exception as error:  # its own exceptions differ between versions (case D2)
+        except Exception as error:  # its own exceptions differ between versions
             problem = NoData(f"jtop: {type(error).__name__}: {error}", JTOP_FIX)
         with self._lock:
             self._problem = problem
@@ -256,7 +256,7 @@ def _jtop_readings(power: Any, now: float) -> Readings | NoData:
         ]
         total = dict(power.get("tot", {}))
         # jtop takes the input rail out of its list and calls it the total; without one, the sum
-        # is made here by the rail table, since jtop's own has been wrong (case D6).
+        # is made here by the rail table, since jtop's own has been wrong.
         summed = sum(rail.power_watts for rail in rails)
         watts = float(total["power"]) / 1e3 if "power" in total else summed
         if abs(watts - summed) > 0.01 * abs(summed):

@@ -12,7 +12,7 @@ NVML_FIX = "pip install nvidia-ml-py into the agent's environment, and check tha
 class NvmlSensor:
     """All cards of this machine, added up; by their energy counters where every card has one.
 
-    On a Jetson NVML starts and then answers "not supported" to every question (case D9), which
+    On a Jetson NVML starts and then answers "not supported" to every question, which
     is why only a real reading counts.
 
     Args:

@@ -94,8 +94,6 @@ def test_measured_power_and_its_energy_are_shown(
 
 
 def test_agent_whose_sensors_raise_starts_and_estimates(tmp_path: Path) -> None:
-    """Cases D7 and D16."""
-
     class Broken:
         name = "broken"
         period_seconds = 0.1
@@ -117,8 +115,6 @@ def test_agent_whose_sensors_raise_starts_and_estimates(tmp_path: Path) -> None:
 
 
 def test_board_whose_memory_is_in_pieces_says_that_it_needs_a_reboot(tmp_path: Path) -> None:
-    """P14."""
-
     def fragmented(settings: EngineSettings) -> FakeEngine:
         error = EngineError(EngineFailure.GPU_MEMORY_FRAGMENTED, "NvMap refused; drop the caches")
         return FakeEngine(settings, load_failure=error)

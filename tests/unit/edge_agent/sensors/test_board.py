@@ -42,13 +42,12 @@ def state(
     ],
 )
 def test_board_says_what_it_can_and_no_more(tmp_path: Path, board: str, expected: Readings) -> None:
-    """Case D7: every field is optional."""
+    """Every field is optional."""
     sensor = BoardSensor(write(tmp_path, BOARDS[board]()), no_command)
     assert sensor.read(0.0) == expected
 
 
 def test_throttled_pi_says_so_and_why(tmp_path: Path) -> None:
-    """Case D15."""
     write(tmp_path, pi_4())
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").write_text("e0008\n")
     state = BoardSensor(tmp_path, no_command).read(0.0)
@@ -57,7 +56,7 @@ def test_throttled_pi_says_so_and_why(tmp_path: Path) -> None:
 
 
 def test_firmware_is_asked_every_five_seconds_only(tmp_path: Path) -> None:
-    """Case D15: each question starts a process."""
+    """Each question starts a process."""
     asked = []
 
     def run(argument: str) -> str:
@@ -80,7 +79,7 @@ def test_firmware_is_asked_every_five_seconds_only(tmp_path: Path) -> None:
 def test_events_since_the_last_look_are_throttling(
     tmp_path: Path, board: object, counter: str
 ) -> None:
-    """Case D15: old events are none."""
+    """Old events are none."""
     assert callable(board)
     sensor = BoardSensor(write(tmp_path, board()), no_command)
     assert sensor.read(0.0).is_throttled is False

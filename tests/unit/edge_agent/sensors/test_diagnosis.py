@@ -40,7 +40,6 @@ def test_working_sensor_is_shown_with_what_it_covers(tmp_path: Path) -> None:
 
 
 def test_pmic_without_permission_names_the_group_and_the_user(tmp_path: Path) -> None:
-    """Case D13."""
     found = examine(tmp_path, PmicSensor(write(tmp_path, pi_5()), run=refuse))
     (warning,) = warnings(found)
     assert "/dev/vcio" in warning.text
@@ -48,8 +47,6 @@ def test_pmic_without_permission_names_the_group_and_the_user(tmp_path: Path) ->
 
 
 def test_rapl_without_permission_names_the_rule_and_the_user(tmp_path: Path) -> None:
-    """Case D10."""
-
     class Refused(RaplSensor):
         def read(self, now: float) -> Readings | NoData:
             return NoData("energy_uj: permission denied (root only)", RAPL_FIX)
@@ -62,8 +59,6 @@ def test_rapl_without_permission_names_the_rule_and_the_user(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("error", [PermissionError("/run/jtop.sock"), RuntimeError("version")])
 def test_jtop_that_cannot_be_used_names_group_and_version(tmp_path: Path, error: Exception) -> None:
-    """Cases D1 and D2."""
-
     def connect() -> object:
         raise error
 
@@ -73,14 +68,14 @@ def test_jtop_that_cannot_be_used_names_group_and_version(tmp_path: Path, error:
 
 
 def test_machine_without_sensors_has_nothing_to_mend(tmp_path: Path) -> None:
-    """Case D11: an estimate, and said to be one."""
+    """An estimate, and said to be one."""
     found = examine(tmp_path, RaplSensor(write(tmp_path, x86_vm())))
     assert [entry.level for entry in found] == ["ok"]
     assert "estimated" in found[0].text
 
 
 def test_pi_that_was_throttled_is_told_what_to_do(tmp_path: Path) -> None:
-    """Case D15: under-voltage now, and heat since boot."""
+    """Under-voltage now, and heat since boot."""
     write(tmp_path, pi_4())
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").write_text("50001\n")
     found = warnings(examine(tmp_path))

@@ -29,7 +29,6 @@ def feed(
 
 
 def test_first_counter_value_is_a_baseline() -> None:
-    """Case D12."""
     counter = WrappingCounter(1000, 100.0)
     assert counter.advance(990, 0.0) is None
     assert counter.dropped == 0
@@ -43,7 +42,7 @@ def test_first_counter_value_is_a_baseline() -> None:
 def test_counter_that_wraps_loses_and_invents_nothing(
     range_units: int, start: int, rises: list[int]
 ) -> None:
-    """Case D12: each domain wraps at its own range."""
+    """Each domain wraps at its own range."""
     counter = WrappingCounter(range_units, 100.0)
     value = start % range_units
     counter.advance(value, 0.0)
@@ -56,7 +55,7 @@ def test_counter_that_wraps_loses_and_invents_nothing(
 
 
 def test_impossible_rise_is_dropped_counted_and_a_new_baseline() -> None:
-    """Case D12: a driver that was reloaded starts at 0, which is no wrap."""
+    """A driver that was reloaded starts at 0, which is no wrap."""
     counter = WrappingCounter(1_000_000, 100.0)
     counter.advance(500_000, 0.0)
     assert counter.advance(10, 1.0) is None
@@ -65,7 +64,6 @@ def test_impossible_rise_is_dropped_counted_and_a_new_baseline() -> None:
 
 
 def test_clock_that_stands_still_gives_no_energy() -> None:
-    """Case D5."""
     counter = WrappingCounter(1000, 100.0)
     counter.advance(1, 5.0)
     assert counter.advance(2, 5.0) is None
@@ -75,7 +73,7 @@ def test_clock_that_stands_still_gives_no_energy() -> None:
 
 
 def test_power_ramp_is_followed_within_three_percent() -> None:
-    """Case D17: one early sample would say 5 W for the whole answer."""
+    """One early sample would say 5 W for the whole answer."""
     ledger = EnergyLedger()
 
     def ramp(at: float) -> float:  # idle, a steep rise, busy, a fall
@@ -91,7 +89,7 @@ def test_power_ramp_is_followed_within_three_percent() -> None:
 
 
 def test_request_in_a_ramp_is_charged_for_its_own_window() -> None:
-    """Case D17: a request of 3 s on a linear ramp, from 5 W at its start to 20 W at its end."""
+    """A request of 3 s on a linear ramp, from 5 W at its start to 20 W at its end."""
     ledger = EnergyLedger()
     ledger.set_active({"a": 1}, 0.0)
     feed(ledger, lambda at: 5.0 * at, 4.0, 10.0)
@@ -102,7 +100,6 @@ def test_request_in_a_ramp_is_charged_for_its_own_window() -> None:
 
 
 def test_engine_that_claims_more_work_than_time_takes_no_more_than_the_node_used() -> None:
-    """Case D18."""
     ledger = EnergyLedger()
     ledger.set_active({"a": 2}, 0.0)
     feed(ledger, lambda at: 10.0, 10.0, 10.0)
@@ -163,7 +160,6 @@ def test_sample_that_another_thread_overtook_changes_nothing() -> None:
 
 
 def test_overlapping_requests_share_by_the_work_each_did() -> None:
-    """Case D18."""
     ledger = EnergyLedger()
     ledger.set_active({"a": 2}, 0.0)
     feed(ledger, lambda at: 12.0, 4.0, 10.0)
@@ -177,7 +173,7 @@ def test_overlapping_requests_share_by_the_work_each_did() -> None:
 
 
 def test_staggered_requests_are_charged_what_they_worked() -> None:
-    """Case D18: alone in 0 to 5, both in 5 to 10, the other alone in 10 to 15."""
+    """Alone in 0 to 5, both in 5 to 10, the other alone in 10 to 15."""
     ledger = EnergyLedger()
     ledger.add(PowerSample(0.0, INA, 10.0))
     ledger.set_active({"a": 1}, 0.0)
@@ -194,7 +190,7 @@ def test_staggered_requests_are_charged_what_they_worked() -> None:
 
 
 def test_two_busy_engines_share_the_node() -> None:
-    """Case D18: each is busy all the time, and the node is there once."""
+    """Each is busy all the time, and the node is there once."""
     ledger = EnergyLedger()
     ledger.set_active({"a": 1, "b": 1}, 0.0)
     feed(ledger, lambda at: 20.0, 2.0, 10.0)
@@ -229,7 +225,7 @@ def test_request_that_was_half_estimated_says_so() -> None:
 def test_each_request_is_charged_its_work_however_they_overlap(
     requests: list[tuple[int, int]],
 ) -> None:
-    """Case D18: on an engine that shares its time evenly, at constant power, within 5 %."""
+    """On an engine that shares its time evenly, at constant power, within 5 %."""
     ledger = EnergyLedger()
     left = {index: float(work) for index, (_, work) in enumerate(requests)}
     active: dict[int, float] = {}
@@ -296,7 +292,7 @@ def test_work_that_nobody_told_apart_is_shared_by_how_busy_the_engine_was() -> N
 def test_phases_add_up_to_requests_and_these_with_idle_to_the_total(
     requests: list[tuple[int, int, int]], reading_watts: float, writing_watts: float
 ) -> None:
-    """Case D18, for the split as well: conserved within 1 %."""
+    """For the split as well: conserved within 1 %."""
     ledger = EnergyLedger()
     read = {i: float(r) for i, (_, r, _) in enumerate(requests)}
     left = {i: float(w) for i, (_, _, w) in enumerate(requests)}
@@ -366,7 +362,7 @@ bursts = st.lists(
 def test_requests_and_idle_are_the_total_however_they_overlap(
     requests: list[tuple[int, int, str]], idle_watts: float, busy_watts: float
 ) -> None:
-    """Case D18: conservation within 1 %, on engines that share their time evenly."""
+    """Conservation within 1 %, on engines that share their time evenly."""
     ledger = EnergyLedger()
     left = {index: float(work) for index, (_, work, _) in enumerate(requests)}
     work_done = dict.fromkeys(left, 0.0)

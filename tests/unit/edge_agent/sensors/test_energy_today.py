@@ -41,7 +41,7 @@ def test_midnight_begins_anew_and_the_total_does_not(tmp_path: Path) -> None:
 
 
 def test_clock_without_a_battery_starts_no_new_day(tmp_path: Path) -> None:
-    """Case D5: a board boots in 1970 and learns the time later."""
+    """A board boots in 1970 and learns the time later."""
     path, calendar = tmp_path / "energy.json", Calendar()
     EnergyToday(path, calendar).add(100.0, 0.0)
     calendar.day = datetime.date(1970, 1, 1)

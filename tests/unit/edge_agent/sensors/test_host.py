@@ -78,8 +78,6 @@ def test_utilisation_counts_since_the_reading_before_whoever_read(
 def test_sensor_that_fails_is_unknown_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
-    """Case D7."""
-
     def fail() -> None:
         raise failure
 

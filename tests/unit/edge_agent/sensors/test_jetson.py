@@ -23,7 +23,6 @@ def read(sensor: JetsonSensor) -> PowerReading:
 
 
 def test_input_rail_is_the_board_and_the_others_are_not_added(tmp_path: Path) -> None:
-    """Case D6."""
     sensor = JetsonSensor(write(tmp_path, orin_nano()))
     for _ in range(2):  # the second reading opens only the files that count
         reading = read(sensor)
@@ -32,7 +31,7 @@ def test_input_rail_is_the_board_and_the_others_are_not_added(tmp_path: Path) ->
 
 
 def test_agx_sums_its_rails_once_and_calls_it_partial(tmp_path: Path) -> None:
-    """Case D6: VDDQ hangs behind VIN_SYS_5V0; NC and the chip's own sum are no rails."""
+    """VDDQ hangs behind VIN_SYS_5V0; NC and the chip's own sum are no rails."""
     sensor = JetsonSensor(write(tmp_path, agx_orin()))
     for _ in range(2):
         reading = read(sensor)
@@ -48,13 +47,11 @@ def test_jetpack_4_is_read_through_iio(tmp_path: Path) -> None:
 
 
 def test_unknown_board_sums_all_its_rails_and_calls_it_partial() -> None:
-    """Case D6."""
     watts, coverage, _ = board_power([Rail("VDD_NEW", 2.0), Rail("VDD_OTHER", 3.0)])
     assert (watts, coverage) == (5.0, Coverage.PARTIAL)
 
 
 def test_rail_that_disappears_is_no_data_and_comes_back(tmp_path: Path) -> None:
-    """Case D7."""
     sensor = JetsonSensor(write(tmp_path, orin_nano()))
     read(sensor)
     current = tmp_path / "sys/class/hwmon/hwmon1/curr1_input"
@@ -74,7 +71,7 @@ def test_hwmon_is_found_by_name_whatever_its_number(tmp_path: Path) -> None:
 
 
 def test_gpu_load_is_per_mille_and_unknown_elsewhere(tmp_path: Path) -> None:
-    """Case D7: its place moved between releases."""
+    """Its place moved between releases."""
     assert gpu_load_ratio(write(tmp_path / "a", orin_nano())) == pytest.approx(0.412)
     assert gpu_load_ratio(write(tmp_path / "b", nano())) == 0.0
     assert gpu_load_ratio(write(tmp_path / "c", x86_vm())) is None
@@ -121,7 +118,6 @@ def test_jtop_total_is_the_input_rail() -> None:
 
 
 def test_jtop_figures_whose_time_stands_still_are_not_taken() -> None:
-    """Case D3."""
     service = Service()
     sensor = JtopSensor(lambda: service, stale_seconds=3.0)
     sensor.read(0.0)
@@ -134,7 +130,6 @@ def test_jtop_figures_whose_time_stands_still_are_not_taken() -> None:
 
 
 def test_jtop_that_hangs_in_connecting_holds_nothing_up() -> None:
-    """Case D3."""
     release = threading.Event()
 
     def connect() -> Service:
@@ -150,14 +145,14 @@ def test_jtop_that_hangs_in_connecting_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "case"),
+    "error",
     [
-        (PermissionError("[Errno 13] Permission denied: '/run/jtop.sock'"), "D1"),
-        (RuntimeError("Mismatch version jtop service: [4.3] and client: [7.2]"), "D2"),
+        PermissionError("[Errno 13] Permission denied: '/run/jtop.sock'"),
+        RuntimeError("Mismatch version jtop service: [4.3] and client: [7.2]"),
     ],
 )
-def test_jtop_that_cannot_be_used_names_the_fix(error: Exception, case: str) -> None:
-    """Cases D1 (group, mount) and D2 (version)."""
+def test_jtop_that_cannot_be_used_names_the_fix(error: Exception) -> None:
+    """The group and the mount, or the version."""
 
     def connect() -> Service:
         raise error
@@ -182,7 +177,6 @@ def test_jetson_stats_that_is_not_installed_is_nothing_to_mend() -> None:
 
 @pytest.mark.parametrize("power", [{}, {"rail": {"X": {"power": "OFF"}}}, None, {"rail": [1]}])
 def test_jtop_figures_of_an_unknown_form_are_no_data(power: object) -> None:
-    """Case D7."""
     service = Service()
     service.power = power
     sensor = JtopSensor(lambda: service)

@@ -99,7 +99,6 @@ async def test_answer_costs_what_the_board_measured_while_it_was_made() -> None:
 
 
 async def test_answers_that_overlap_are_charged_once_for_the_same_time() -> None:
-    """Case D18."""
     bench = Bench()
     await bench.answer(2)
     totals = bench.sampler.totals()
@@ -109,7 +108,6 @@ async def test_answers_that_overlap_are_charged_once_for_the_same_time() -> None
 
 
 async def test_answer_of_a_board_without_a_sensor_is_an_estimate() -> None:
-    """Case D11."""
     (completion,) = await Bench(has_sensor=False).answer()
     assert completion.usage.energy_source == ESTIMATE
     usage = completion_to_proto(completion).usage

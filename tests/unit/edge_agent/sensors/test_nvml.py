@@ -77,7 +77,7 @@ def test_cards_without_a_counter_still_give_power() -> None:
 
 
 def test_nvml_that_starts_and_supports_nothing_is_no_data() -> None:
-    """Cases D9 and D16: a Jetson."""
+    """A Jetson."""
     nvml = Nvml(has_power=False)
     answer = NvmlSensor(lambda: nvml).read(0.0)
     assert isinstance(answer, NoData)
@@ -100,7 +100,7 @@ def broken() -> Nvml:
 def test_binding_that_cannot_be_used_is_no_data(
     load: Callable[[], Nvml], has_driver: bool, has_fix: bool, tmp_path: Path
 ) -> None:
-    """Case D16: and it is something to mend only where there is a driver."""
+    """And it is something to mend only where there is a driver."""
     if has_driver:
         (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     answer = NvmlSensor(load, tmp_path).read(0.0)

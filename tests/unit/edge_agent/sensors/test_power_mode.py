@@ -38,7 +38,7 @@ CPU_ONLINE CORE_0 1
     ],
 )
 def test_mode_is_what_the_board_calls_it(tmp_path: Path, tree: dict[str, str], mode: str) -> None:
-    """Case D7: a board without nvpmodel has no mode of it, and no error."""
+    """A board without nvpmodel has no mode of it, and no error."""
     root = write(tmp_path, tree)
     assert read_power_mode(root) == mode
     assert BoardSensor(root).read(0.0).power_mode == mode

@@ -36,7 +36,7 @@ def test_half_of_an_operators_figures_is_not_mixed_with_a_tables() -> None:
 
 
 def test_machine_that_nobody_knows_draws_by_its_cores() -> None:
-    """Case D11: a VM is estimated, with a wide error bar."""
+    """A VM is estimated, with a wide error bar."""
     one, eight = (power_model("Standard PC", cores, None, None) for cores in (1, 8))
     assert eight.idle_watts == pytest.approx(8 * one.idle_watts)
     assert eight.max_watts == pytest.approx(8 * one.max_watts)

@@ -34,7 +34,6 @@ def test_packages_are_added_and_what_they_contain_or_contains_them_is_not(tmp_pa
 
 
 def test_one_package_wraps_at_its_own_range(tmp_path: Path) -> None:
-    """Case D12."""
     write(tmp_path, x86_rapl())
     (tmp_path / f"{CAP}/intel-rapl:1/max_energy_range_uj").write_text("65532610987\n")
     set_energy(tmp_path, 1, 65_532_000_000)
@@ -46,7 +45,6 @@ def test_one_package_wraps_at_its_own_range(tmp_path: Path) -> None:
 
 
 def test_counter_that_jumped_leaves_its_interval_out(tmp_path: Path) -> None:
-    """Case D12."""
     sensor = RaplSensor(write(tmp_path, x86_rapl()))
     read(sensor, 0.0)
     set_energy(tmp_path, 1, 0)  # a reset looks like a wrap of 262 kJ
@@ -59,7 +57,7 @@ def test_counter_that_jumped_leaves_its_interval_out(tmp_path: Path) -> None:
 def test_permission_that_is_denied_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case D10; a file of mode 0 would not do where the tests run as root."""
+    """A file of mode 0 would not do where the tests run as root."""
     read_text = Path.read_text
 
     def refuse(path: Path, *args: object, **kwargs: object) -> str:
@@ -76,7 +74,6 @@ def test_permission_that_is_denied_names_the_fix(
 
 
 def test_virtual_machine_has_none_and_nothing_to_mend(tmp_path: Path) -> None:
-    """Case D11."""
     answer = RaplSensor(write(tmp_path, x86_vm())).read(0.0)
     assert isinstance(answer, NoData)
     assert answer.fix == ""

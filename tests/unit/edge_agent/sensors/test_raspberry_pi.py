@@ -47,8 +47,6 @@ def test_pi_4_has_no_current_sensing_and_is_never_asked(tmp_path: Path) -> None:
 
 
 def test_command_that_is_not_permitted_names_the_group(tmp_path: Path) -> None:
-    """Case D13."""
-
     def refuse(argument: str) -> str:
         raise CommandError("Can't open device file: /dev/vcio")
 
@@ -70,7 +68,6 @@ def test_answer_without_rails_is_no_data(tmp_path: Path) -> None:
 
 
 def test_low_bits_are_now_and_high_bits_since_boot() -> None:
-    """Case D15."""
     found = parse_throttled("throttled=0x50005\n")
     assert found is not None
     assert found.now == ("under_voltage", "throttled")

@@ -81,7 +81,6 @@ def test_package_and_cards_are_added(tmp_path: Path) -> None:
 
 
 def test_source_in_name_only_is_not_chosen_and_the_start_succeeds() -> None:
-    """Cases D9, D16."""
     dead = FakeSensor("nvml", coverage=Coverage.GPU)
     dead.error = RuntimeError("Not Supported")
     alive = FakeSensor("rapl", coverage=Coverage.PACKAGE)
@@ -91,7 +90,6 @@ def test_source_in_name_only_is_not_chosen_and_the_start_succeeds() -> None:
 
 
 def test_sensor_that_raises_stops_nothing_and_the_model_takes_over() -> None:
-    """Case D7."""
     clock, sensor = Clock(), FakeSensor()
     sampler = SensorSampler([sensor], MODEL, clock=clock)
     steps(sampler, clock, 1.0)
@@ -144,7 +142,7 @@ def test_answer_is_charged_from_what_was_measured() -> None:
 
 
 def test_answer_without_a_sensor_costs_its_work_at_full_power() -> None:
-    """Case D11: an estimate, and labelled as one."""
+    """An estimate, and labelled as one."""
     clock = Clock()
     sampler = SensorSampler([], MODEL, clock=clock)
     sampler.step()
@@ -169,7 +167,7 @@ def test_node_without_sensor_and_model_has_no_power_rather_than_zero() -> None:
 
 
 def test_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case D5: a jump of the wall clock cannot matter to who never looks at it."""
+    """A jump of the wall clock cannot matter to who never looks at it."""
 
     def refuse() -> float:
         raise AssertionError("the wall clock was asked")
@@ -182,7 +180,6 @@ def test_wall_clock_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readings_are_timed_by_the_monotonic_clock() -> None:
-    """Case D5."""
     seen: list[float] = []
 
     class Timed(FakeSensor):
@@ -197,7 +194,6 @@ def test_readings_are_timed_by_the_monotonic_clock() -> None:
 
 
 def test_throttling_of_the_board_is_passed_on(tmp_path: Path) -> None:
-    """Case D15."""
     write(tmp_path, pi_4())
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").write_text("4\n")
     sampler = SensorSampler([], MODEL, [BoardSensor(tmp_path)], clock=Clock())
@@ -206,7 +202,6 @@ def test_throttling_of_the_board_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_jetson_is_read_ten_times_a_second(tmp_path: Path) -> None:
-    """Case D17."""
     clock = Clock()
     sampler = SensorSampler([JetsonSensor(write(tmp_path, orin_nano()))], MODEL, clock=clock)
     steps(sampler, clock, 5.0)
