@@ -11,7 +11,8 @@ from edge_agent.config import Settings
 from edge_agent.engine.memory import largest_free_block_bytes
 from edge_agent.errors import EngineFailure
 from edge_agent.identity import HostDescription, user_name
-from edge_agent.link.session import LinkSession
+from edge_agent.link.outgoing import Outgoing
+from edge_agent.reload import ReloadPlan
 from edge_agent.sensors.base import ESTIMATE
 from edge_agent.sensors.energy_today import EnergyToday
 from edge_agent.sensors.power_model import PowerModel
@@ -45,12 +46,28 @@ class Agent:
     power: PowerModel
     models: ModelHost
     desk: WorkDesk
-    link: LinkSession
+    link: Outgoing
     sampler: SensorSampler
     energy_today: EnergyToday
     started_at: float
     is_stopping: bool = False
     reload_issues: list[str] = field(default_factory=list)
+
+    def take_settings(self, plan: ReloadPlan, power: PowerModel) -> None:
+        """Go by what a running agent can take of new settings, and say what needs a restart."""
+        self.settings, self.power = plan.settings, power
+        self.reload_issues = [
+            f"restart_needed: {name} has changed; systemctl restart edge-agent"
+            for name in plan.needs_restart
+        ]
+
+    def refuse_settings(self, reason: str) -> None:
+        """Say that new settings are wrong."""
+        self.reload_issues = [f"settings_invalid: the old ones stay in force: {reason}"]
+
+    def stopped(self) -> None:
+        """Nothing runs any more."""
+        self.is_stopping = True
 
     @property
     def state(self) -> AgentState:

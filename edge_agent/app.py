@@ -11,7 +11,6 @@ from typing import Final
 import anyio
 import structlog
 
-from edge_agent import __version__
 from edge_agent.agent import Agent
 from edge_agent.config import Settings
 from edge_agent.control import ControlServer
@@ -21,8 +20,9 @@ from edge_agent.engine.registry import ENGINES, SpecOf
 from edge_agent.engine.spec import FetchModel
 from edge_agent.errors import AgentError
 from edge_agent.identity import HostDescription, describe_host
-from edge_agent.link.convert import attributes_to_proto, health_to_proto, model_to_proto
-from edge_agent.link.session import Introduction, LinkSession
+from edge_agent.introduction import NodeIntroduction
+from edge_agent.link.outgoing import Outgoing
+from edge_agent.link.session import LinkSession
 from edge_agent.reload import plan_reload
 from edge_agent.sensors.base import Sensor
 from edge_agent.sensors.energy_today import EnergyToday
@@ -40,7 +40,6 @@ from edge_agent.serving.work import WorkDesk
 from edge_agent.status import StatusServer
 from edge_agent.systemd import feed_watchdog, notify_reloading, notify_systemd
 from edge_agent.telemetry import configure_logs
-from pointsman.v1 import fleet_pb2
 
 log = structlog.get_logger()
 
@@ -108,55 +107,18 @@ async def run(
         find_sensors(settings), _power_model(host, settings), state_sensors(Surroundings())
     )
 
-    def attributes() -> fleet_pb2.StaticAttributes:
-        loaded = [m.loaded for m in models.models.values() if m.loaded]
-        message = attributes_to_proto(
-            host,
-            settings.kind,
-            __version__,
-            loaded[0].engine_version if loaded else "",
-            agent.power,
-            settings.power.transmit_watts,
-            settings.power.receive_watts,
-            settings.link,
-        )
-        if settings.hardware:
-            message.hardware = settings.hardware
-        return message
-
-    def health() -> fleet_pb2.HealthSample:
-        return health_to_proto(
-            sampler.readings,
-            sampler.power(),
-            agent.issues(),
-            sampler.sensors,
-            agent.energy_today.joules,
-        )
-
     async def measure_energy(engine: InferenceEngine, slots: int) -> TokenEnergy | None:
         if not sampler.has_sensor:
             return None
         return await measure_token_energy(engine, slots, lambda: sampler.totals().total_joules)
 
-    link = LinkSession(
-        settings.controller,
-        Introduction(
-            settings.node_id,
-            uuid.uuid4().hex,
-            attributes,
-            lambda: [model_to_proto(model) for model in models.models.values()],
-            health,
-        ),
-        lambda: desk,
-        random.Random(),
-        orders=lambda: orders,
-    )
+    outgoing = Outgoing(settings.controller.address)
     preparer = ModelPreparer(settings)
     models = ModelHost(
         settings,
         fetch or preparer,
         calibrate,
-        link.models_changed,
+        outgoing.models_changed,
         engines,
         available_bytes=available_bytes(),
         total_bytes=host.memory_bytes,
@@ -166,7 +128,7 @@ async def run(
     orders = OrderDesk(models)
     power = _power_model(host, settings)
     desk = WorkDesk(
-        models.models.get, link, power, sampler, _remote_power(power, settings), models.bring
+        models.models.get, outgoing, power, sampler, _remote_power(power, settings), models.bring
     )
     agent = Agent(
         settings,
@@ -174,11 +136,13 @@ async def run(
         power,
         models,
         desk,
-        link,
+        outgoing,
         sampler,
         EnergyToday(settings.data_dir / "energy-today.json"),
         time.monotonic(),
     )
+    introduction = NodeIntroduction(agent, uuid.uuid4().hex)
+    link = LinkSession(settings.controller, introduction, outgoing, desk, orders, random.Random())
     status = StatusServer(settings.socket_path, agent.snapshot)
     control = ControlServer(settings.control_path, orders)
     await status.start()
@@ -196,11 +160,11 @@ async def run(
             on_ready()
             await stop.wait()
             log.info("agent.stopping", running_requests=desk.running_requests)
-            await link.say_goodbye("the agent is stopping", 1.0)
+            await outgoing.say_goodbye("the agent is stopping", 1.0)
             await desk.drain(agent.settings.drain_seconds)
             await orders.close()
-            await link.flush(_FLUSH_SECONDS)
-            agent.is_stopping = True
+            await outgoing.flush(_FLUSH_SECONDS)
+            agent.stopped()
             tasks.cancel_scope.cancel()
     finally:
         await orders.close()
@@ -241,7 +205,7 @@ async def _reload_when_asked(agent: Agent, preparer: ModelPreparer, reloading: R
         except AgentError as error:
             text = "; ".join(str(error).splitlines())
             log.error("settings.not_reloaded", reason=text)
-            agent.reload_issues = [f"settings_invalid: the old ones stay in force: {text}"]
+            agent.refuse_settings(text)
             notify_systemd("READY=1")
         else:
             take_settings(agent, preparer, new)
@@ -258,13 +222,9 @@ def take_settings(agent: Agent, preparer: ModelPreparer, new: Settings) -> None:
     plan = plan_reload(agent.settings, new)
     if plan.settings.log_level != agent.settings.log_level:
         configure_logs(plan.settings.log_level)
-    agent.settings = settings = plan.settings
-    agent.power = _power_model(agent.host, settings)
-    agent.sampler.use_model(agent.power)
-    agent.desk.use_power(agent.power, _remote_power(agent.power, settings))
-    agent.reload_issues = [
-        f"restart_needed: {name} has changed; systemctl restart edge-agent"
-        for name in plan.needs_restart
-    ]
+    power = _power_model(agent.host, plan.settings)
+    agent.take_settings(plan, power)
+    agent.sampler.use_model(power)
+    agent.desk.use_power(power, _remote_power(power, plan.settings))
     log.info("settings.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
-    preparer.apply(settings)
+    preparer.apply(plan.settings)

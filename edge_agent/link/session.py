@@ -2,11 +2,8 @@
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import structlog
@@ -15,14 +12,12 @@ from edge_agent.config import ControllerSettings
 from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
 from edge_agent.link.convert import (
-    completion_to_proto,
     work_from_proto,
 )
-from edge_agent.link.outbox import Outbox
-from edge_agent.serving.completion import Completion
+from edge_agent.link.outgoing import Outgoing
 from edge_agent.serving.orders import GivenOrder, Order, OrderDesk, OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk
-from pointsman.convert import ORDER_UPDATE, order_from_proto
+from pointsman.convert import order_from_proto
 from pointsman.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = structlog.get_logger()
@@ -45,129 +40,56 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """What the node says of itself when it connects."""
+class Introduction(Protocol):
+    """What the node says of itself."""
 
-    node_id: str
-    instance_id: str
-    attributes: Callable[[], fleet_pb2.StaticAttributes]
-    models: Callable[[], list[fleet_pb2.ModelState]]
-    health: Callable[[], fleet_pb2.HealthSample]
+    @property
+    def node_id(self) -> str:
+        """Its name."""
+
+    @property
+    def instance_id(self) -> str:
+        """Of this start of the agent."""
+
+    def attributes(self) -> fleet_pb2.StaticAttributes:
+        """What does not change while the agent runs."""
+
+    def models(self) -> list[fleet_pb2.ModelState]:
+        """Every model as it is now."""
+
+    def health(self) -> fleet_pb2.HealthSample:
+        """One health sample; what it raises is logged, and the next one may do."""
 
 
 class LinkSession:
     """Keeps one stream to the controller open. Belongs to the event loop.
 
-    Progress is merged while the stream is slow, so what waits to be sent is bounded by the text of
-    the running answers; completions wait in the outbox until they are acknowledged.
-
     Args:
-        rng: for the jitter of reconnects.
+        introduction: what the node says of itself.
+        outgoing: what it has to say.
+        desk: carries out work orders.
         orders: carries out orders about models; None refuses them.
+        rng: for the jitter of reconnects.
     """
 
     def __init__(
         self,
         settings: ControllerSettings,
         introduction: Introduction,
-        desk: Callable[[], WorkDesk],
+        outgoing: Outgoing,
+        desk: WorkDesk,
+        orders: OrderDesk | None,
         rng: random.Random,
         backoff: Backoff | None = None,
-        orders: Callable[[], OrderDesk] | None = None,
     ) -> None:
         self._settings = settings
         self._introduction = introduction
+        self._outgoing = outgoing
         self._desk = desk
+        self._orders = orders
         self._rng = rng
         self._backoff = backoff or Backoff()
-        self._orders = orders
-        self._outbox: Outbox[fleet_pb2.ConnectRequest] = Outbox()
-        self._unsent_facts: list[fleet_pb2.ConnectRequest] = []
-        self._order_updates: dict[str, fleet_pb2.OrderUpdate] = {}
-        self._progress: dict[tuple[str, int], tuple[list[str], int]] = {}
-        self._urgent: list[fleet_pb2.ConnectRequest] = []
-        self._has_models = False
-        self._something = asyncio.Event()
         self._health_seconds = 1.0
-        self._connected_at: float | None = None
-        self._last_error: str | None = f"no answer from {settings.address} yet"
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the controller has welcomed this session."""
-        return self._connected_at is not None
-
-    @property
-    def connected_seconds(self) -> float | None:
-        """How long this session has lasted; None while there is none."""
-        return None if self._connected_at is None else time.monotonic() - self._connected_at
-
-    @property
-    def last_error(self) -> str | None:
-        """Why the last attempt failed; None once connected."""
-        return self._last_error
-
-    @property
-    def unacknowledged_completions(self) -> int:
-        """Completions, and ends of orders, that the controller has not confirmed."""
-        return len(self._outbox)
-
-    # -- what the agent has to say ----------------------------------------------------------------
-
-    def progressed(self, request_id: str, attempt: int, text: str, tokens: int) -> None:
-        """Tokens came; dropped while there is no session, since the request ends with it."""
-        if not self.is_connected:
-            return
-        pieces, count = self._progress.get((request_id, attempt), ([], 0))
-        if text:
-            pieces.append(text)
-        self._progress[request_id, attempt] = (pieces, count + tokens)
-        self._something.set()
-
-    def completed(self, completion: Completion) -> None:
-        """An order ended; kept until the controller has it."""
-        self._keep(fleet_pb2.ConnectRequest(completion=completion_to_proto(completion)))
-
-    def order_updated(self, update: OrderUpdate) -> None:
-        """An order goes on, of which only the latest word is sent, or has ended, which is kept."""
-        message = ORDER_UPDATE.write(update)
-        if update.is_last:
-            self._order_updates.pop(update.order_id, None)
-            self._keep(fleet_pb2.ConnectRequest(order_update=message))
-        elif self.is_connected:
-            self._order_updates[update.order_id] = message
-            self._something.set()
-
-    def _keep(self, fact: fleet_pb2.ConnectRequest) -> None:
-        fact.sequence = self._outbox.add(fact)
-        self._unsent_facts.append(fact)
-        self._something.set()
-
-    def models_changed(self) -> None:
-        """The models' list is sent again."""
-        self._has_models = True
-        self._something.set()
-
-    async def say_goodbye(self, reason: str, seconds: float) -> None:
-        """Tell the controller that this node takes nothing new; waits for nothing else."""
-        if self.is_connected:
-            goodbye = fleet_pb2.Goodbye(reason=reason)
-            self._urgent.append(fleet_pb2.ConnectRequest(goodbye=goodbye))
-            self._something.set()
-            deadline = time.monotonic() + seconds
-            while self._urgent and self.is_connected and time.monotonic() < deadline:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # only while stopping, so a poll will do
-
-    async def flush(self, seconds: float) -> None:
-        """Wait until the controller has every fact, for at most this long."""
-        await self._wait_until(lambda: not len(self._outbox), seconds)
-
-    async def _wait_until(self, is_done: Callable[[], bool], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        # Only while stopping, so a poll will do.
-        while not is_done() and self.is_connected and time.monotonic() < end:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
     # -- the stream -------------------------------------------------------------------------------
 
@@ -178,26 +100,24 @@ class LinkSession:
             try:
                 await self._serve_once()
             except grpc.aio.AioRpcError as error:
-                self._last_error = _explain(error, self._settings)
+                reason = _explain(error, self._settings)
             except (OSError, asyncio.TimeoutError, _StreamEndedError) as error:
-                self._last_error = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
             except Exception as error:  # whatever it was, the node comes back by itself (case L1)
                 log.exception("link.crashed")
-                self._last_error = f"the link failed inside the agent: {type(error).__name__}"
-            failures = 1 if self._connected_at is not None else failures + 1
-            was_connected = self._connected_at is not None
-            self._connected_at = None
-            self._progress.clear()
-            self._desk().cancel_all()
+                reason = f"the link failed inside the agent: {type(error).__name__}"
+            was_connected = self._outgoing.lost(reason)
+            failures = 1 if was_connected else failures + 1
+            self._desk.cancel_all()
             delay = self._backoff.delay_seconds(failures, self._rng)
             log.warning(
                 "link.lost" if was_connected else "link.failed",
-                reason=self._last_error,
+                reason=reason,
                 retry_seconds=round(delay, 2),
             )
             await asyncio.sleep(delay)
 
-    async def _serve_once(self) -> None:
+    async def _serve_once(self) -> NoReturn:
         async with self._channel() as channel:
             stub: fleet_pb2_grpc.FleetServiceAsyncStub = fleet_pb2_grpc.FleetServiceStub(channel)
             call = stub.Connect()  # fails at once, with the reason, when nobody is there
@@ -254,20 +174,12 @@ class LinkSession:
         )
 
     def _welcomed(self, welcome: fleet_pb2.Welcome) -> None:
-        self._outbox.acknowledge(welcome.acked_sequence)
-        self._unsent_facts = [fact for _, fact in self._outbox.pending()]
         self._health_seconds = max(welcome.health_interval_seconds, 0.1)
-        self._desk().is_draining = welcome.is_draining
-        self._progress.clear()
-        self._order_updates.clear()
-        self._urgent.clear()
-        self._has_models = True  # what changed since the Hello was made
-        self._connected_at = time.monotonic()
-        self._last_error = None
-        self._something.set()
+        self._desk.is_draining = welcome.is_draining
+        self._outgoing.welcomed(welcome.acked_sequence)
         log.info("link.connected", session_id=welcome.session_id)
 
-    async def _converse(self, call: Any) -> None:
+    async def _converse(self, call: Any) -> NoReturn:
         """Read, write and report health until one of them ends, and raise why."""
         tasks = [
             asyncio.create_task(self._read(call), name="link-read"),
@@ -286,13 +198,13 @@ class LinkSession:
         raise _StreamEndedError("the stream ended")
 
     async def _read(self, call: Any) -> None:
-        desk = self._desk()
+        desk = self._desk
         while True:
             message = await call.read()
             if message is grpc.aio.EOF:
                 return
             if message.acked_sequence:
-                self._outbox.acknowledge(message.acked_sequence)
+                self._outgoing.acknowledge(message.acked_sequence)
             match message.WhichOneof("message"):
                 case "work":
                     desk.accept(work_from_proto(message.work))
@@ -301,11 +213,9 @@ class LinkSession:
                 case "drain":
                     desk.is_draining = message.drain.is_draining
                 case "probe":
-                    # Ahead of everything queued, so that it measures the path.
                     padding = bytes(min(message.probe.echo_bytes, _MAX_ECHO_BYTES))
-                    echo = fleet_pb2.ProbeEcho(nonce=message.probe.nonce, padding=padding)
-                    self._urgent.insert(0, fleet_pb2.ConnectRequest(probe_echo=echo))
-                    self._something.set()
+                    nonce = message.probe.nonce
+                    self._outgoing.echo(fleet_pb2.ProbeEcho(nonce=nonce, padding=padding))
                 case _:
                     given = order_from_proto(message)
                     if given is not None:
@@ -315,50 +225,22 @@ class LinkSession:
     def _take_order(self, order_id: str, order: Order | None) -> None:
         if order is None or self._orders is None:
             why = "this agent does not know such an order; update it"
-            self.order_updated(OrderUpdate(order_id, OrderPhase.FAILED, why))
+            self._outgoing.order_updated(OrderUpdate(order_id, OrderPhase.FAILED, why))
         else:
-            self._orders().accept(GivenOrder(order_id, order), self)
+            self._orders.accept(GivenOrder(order_id, order), self._outgoing)
 
     async def _write(self, call: Any) -> None:
         while True:
-            await self._something.wait()
-            self._something.clear()
-            async for message in self._outgoing():
+            await self._outgoing.wait()
+            for message in self._outgoing.messages(self._introduction.models):
                 await call.write(message)
-
-    async def _outgoing(self) -> AsyncIterator[fleet_pb2.ConnectRequest]:
-        """Everything there is to say now, urgent things first, an answer's text before its end."""
-        while self._urgent:
-            yield self._urgent.pop(0)
-        if self._has_models:
-            self._has_models = False
-            report = fleet_pb2.ModelReport(models=self._introduction.models())
-            yield fleet_pb2.ConnectRequest(models=report)
-        updates, self._order_updates = self._order_updates, {}
-        for update in updates.values():
-            yield fleet_pb2.ConnectRequest(order_update=update)
-        facts, self._unsent_facts = self._unsent_facts, []
-        progress, self._progress = self._progress, {}
-        for (request_id, attempt), (pieces, tokens) in progress.items():
-            yield fleet_pb2.ConnectRequest(
-                progress=fleet_pb2.WorkProgress(
-                    request_id=request_id, attempt=attempt, text="".join(pieces), tokens=tokens
-                )
-            )
-        for fact in facts:
-            yield fact
 
     async def _report_health(self) -> None:
         while True:
             try:
-                health = fleet_pb2.ConnectRequest(health=self._introduction.health())
+                self._outgoing.report_health(self._introduction.health())
             except Exception:  # a sensor of a kind that nobody foresaw; the next sample may do
                 log.exception("health.not_read")
-            else:
-                # One waiting sample is enough; an old one says nothing that a new one does not.
-                self._urgent = [m for m in self._urgent if m.WhichOneof("message") != "health"]
-                self._urgent.append(health)
-                self._something.set()
             await asyncio.sleep(self._health_seconds)
 
 

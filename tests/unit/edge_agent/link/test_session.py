@@ -14,7 +14,8 @@ import pytest
 from edge_agent.config import ControllerSettings
 from edge_agent.errors import UsageError
 from edge_agent.link.backoff import Backoff
-from edge_agent.link.session import Introduction, LinkSession, check_address
+from edge_agent.link.outgoing import Outgoing
+from edge_agent.link.session import LinkSession, check_address
 from edge_agent.serving.completion import Completion, FinishReason, Usage
 from edge_agent.serving.orders import OrderPhase, OrderUpdate
 from edge_agent.serving.work import WorkDesk, WorkOrder
@@ -52,6 +53,24 @@ class Desk:
 
 
 @dataclass
+class Introduction:
+    """What the node of a bench says of itself."""
+
+    bench: "Bench"
+    node_id: str = "pi"
+    instance_id: str = "first-start"
+
+    def attributes(self) -> fleet_pb2.StaticAttributes:
+        return fleet_pb2.StaticAttributes(hardware="Board")
+
+    def models(self) -> list[fleet_pb2.ModelState]:
+        return list(self.bench.models)
+
+    def health(self) -> fleet_pb2.HealthSample:
+        return self.bench.health()
+
+
+@dataclass
 class Bench:
     """A link to a scripted controller."""
 
@@ -64,16 +83,13 @@ class Bench:
     )
 
     def __post_init__(self) -> None:
+        self.outgoing = Outgoing(self.address)
         self.link = LinkSession(
             ControllerSettings(self.address, insecure=True),
-            Introduction(
-                "pi",
-                "first-start",
-                lambda: fleet_pb2.StaticAttributes(hardware="Board"),
-                lambda: list(self.models),
-                self.health,
-            ),
-            lambda: cast(WorkDesk, self.desk),
+            Introduction(self),
+            self.outgoing,
+            cast(WorkDesk, self.desk),
+            None,
             random.Random(1),
             SOON,
         )
@@ -87,7 +103,7 @@ class Bench:
     async def connected(self, acked_sequence: int = 0) -> ScriptedSession:
         session = await self.controller.next_session()
         session.welcome(acked_sequence=acked_sequence)
-        await until(lambda: self.link.is_connected)
+        await until(lambda: self.outgoing.is_connected)
         return session
 
 
@@ -113,15 +129,15 @@ def completion(name: str = "r1", attempt: int = 1) -> Completion:
 
 async def test_agent_introduces_itself_and_reports(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
-        assert made.link.connected_seconds is None
+        assert made.outgoing.connected_seconds is None
         session = await made.connected()
         assert (session.hello.node_id, session.hello.instance_id) == ("pi", "first-start")
         assert session.hello.min_protocol_version <= 1 <= session.hello.max_protocol_version
         assert session.hello.attributes.hardware == "Board"
         assert [model.name for model in session.hello.models] == ["small"]
         await session.until("health", 3)
-        assert made.link.connected_seconds is not None
-        assert made.link.last_error is None
+        assert made.outgoing.connected_seconds is not None
+        assert made.outgoing.last_error is None
 
 
 async def test_changed_models_are_reported_anew(tmp_path: Path) -> None:
@@ -129,7 +145,7 @@ async def test_changed_models_are_reported_anew(tmp_path: Path) -> None:
         session = await made.connected()
         await session.until("models")
         made.models.append(fleet_pb2.ModelState(name="large"))
-        made.link.models_changed()
+        made.outgoing.models_changed()
         report = (await session.until("models", 2))[-1]
         assert [model.name for model in report.models] == ["small", "large"]
 
@@ -141,18 +157,18 @@ async def test_refused_version_is_shown_and_tried_again(tmp_path: Path) -> None:
             "the agent speaks protocol 1 to 1, this controller 7 to 9",
         )
         refusal = "failed_precondition: the agent speaks protocol 1 to 1, this controller 7 to 9"
-        await until(lambda: refusal in (made.link.last_error or ""))
-        assert not made.link.is_connected
+        await until(lambda: refusal in (made.outgoing.last_error or ""))
+        assert not made.outgoing.is_connected
         made.controller.refusal = None
         await made.connected()
-        assert made.link.last_error is None
+        assert made.outgoing.last_error is None
 
 
 async def test_controller_that_does_not_say_welcome_first_is_left(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.controller.next_session()
         session.say(drain=fleet_pb2.DrainOrder(is_draining=True))
-        await until(lambda: made.link.last_error == "the controller did not say Welcome")
+        await until(lambda: made.outgoing.last_error == "the controller did not say Welcome")
         assert not made.desk.is_draining
         await made.connected()
 
@@ -160,9 +176,9 @@ async def test_controller_that_does_not_say_welcome_first_is_left(tmp_path: Path
 async def test_address_where_nobody_answers_is_named(tmp_path: Path) -> None:
     made = Bench(ScriptedController(), f"unix:{tmp_path / 'nobody.sock'}")
     task = asyncio.create_task(made.link.run())
-    assert "nobody.sock" in (made.link.last_error or "")
-    await until(lambda: "unavailable" in (made.link.last_error or ""))
-    assert "nobody.sock" in (made.link.last_error or "")
+    assert "nobody.sock" in (made.outgoing.last_error or "")
+    await until(lambda: "unavailable" in (made.outgoing.last_error or ""))
+    assert "nobody.sock" in (made.outgoing.last_error or "")
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
@@ -187,7 +203,7 @@ async def test_orders_reach_the_desk(tmp_path: Path) -> None:
 async def test_drain_is_learned_with_the_welcome(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         (await made.controller.next_session()).welcome(is_draining=True)
-        await until(lambda: made.link.is_connected)
+        await until(lambda: made.outgoing.is_connected)
         assert made.desk.is_draining
 
 
@@ -196,7 +212,7 @@ async def test_probe_is_echoed_while_answers_stream(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.connected()
         for number in range(100):
-            made.link.progressed(f"r{number}", 1, "text", 1)
+            made.outgoing.progressed(f"r{number}", 1, "text", 1)
         session.say(probe=fleet_pb2.Probe(nonce=77, padding=b"x" * 100))
         (echo,) = await session.until("probe_echo")
         assert echo.nonce == 77
@@ -219,10 +235,10 @@ async def test_end_of_an_order_is_sent_again_until_it_is_acknowledged(tmp_path: 
     """1. an order ends, 2. the stream breaks, 3. the end comes again with its number."""
     async with bench(tmp_path) as made:
         session = await made.connected()
-        made.link.order_updated(OrderUpdate("o1", OrderPhase.RUNNING, "loading", 0.5))
+        made.outgoing.order_updated(OrderUpdate("o1", OrderPhase.RUNNING, "loading", 0.5))
         (running,) = await session.until("order_update")
         assert (running.message, running.progress_ratio) == ("loading", 0.5)
-        made.link.order_updated(OrderUpdate("o1", OrderPhase.DONE, "loaded", 1.0))
+        made.outgoing.order_updated(OrderUpdate("o1", OrderPhase.DONE, "loaded", 1.0))
         await session.until("order_update", 2)
         numbers = [
             m.sequence for m in session.received if m.WhichOneof("message") == "order_update"
@@ -233,7 +249,7 @@ async def test_end_of_an_order_is_sent_again_until_it_is_acknowledged(tmp_path: 
         (end,) = await again.until("order_update")
         assert end.phase == fleet_pb2.ORDER_PHASE_DONE
         again.say(acked_sequence=1)
-        await until(lambda: made.link.unacknowledged_completions == 0)
+        await until(lambda: made.outgoing.unacknowledged_completions == 0)
 
 
 async def test_order_that_this_agent_does_not_know_is_refused_at_once(tmp_path: Path) -> None:
@@ -254,7 +270,7 @@ async def test_message_of_a_newer_controller_is_ignored(tmp_path: Path) -> None:
         order = fleet_pb2.WorkOrder.FromString(order.SerializeToString() + unknown_field)
         session.say(work=order)
         await until(lambda: made.desk.orders)
-        assert made.link.is_connected
+        assert made.outgoing.is_connected
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -264,10 +280,10 @@ async def test_text_comes_before_its_end_and_is_merged_meanwhile(tmp_path: Path)
     async with bench(tmp_path) as made:
         session = await made.connected()
         for number in range(50):
-            made.link.progressed("r1", 1, f"{number} ", 1)
+            made.outgoing.progressed("r1", 1, f"{number} ", 1)
             if number % 7 == 0:
                 await asyncio.sleep(0)
-        made.link.completed(completion())
+        made.outgoing.completed(completion())
         await session.until("completion")
         kinds = [
             kind
@@ -287,10 +303,10 @@ async def test_answers_of_several_requests_never_mix(tmp_path: Path) -> None:
         session = await made.connected()
         for number in range(30):
             for name in ("a", "b", "c"):
-                made.link.progressed(name, 1, f"{name}{number} ", 1)
+                made.outgoing.progressed(name, 1, f"{name}{number} ", 1)
             await asyncio.sleep(0)
         for name in ("a", "b", "c"):
-            made.link.completed(completion(name))
+            made.outgoing.completed(completion(name))
         await session.until("completion", 3)
         for name in ("a", "b", "c"):
             text = "".join(p.text for p in session.all("progress") if p.request_id == name)
@@ -301,7 +317,7 @@ async def test_sign_of_progress_without_text_is_sent(tmp_path: Path) -> None:
     """Case S6: a long prompt is being read."""
     async with bench(tmp_path) as made:
         session = await made.connected()
-        made.link.progressed("r1", 1, "", 0)
+        made.outgoing.progressed("r1", 1, "", 0)
         (progress,) = await session.until("progress")
         assert (progress.request_id, progress.text, progress.tokens) == ("r1", "", 0)
 
@@ -309,17 +325,17 @@ async def test_sign_of_progress_without_text_is_sent(tmp_path: Path) -> None:
 async def test_completions_are_numbered_and_kept_until_acknowledged(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.connected()
-        made.link.completed(completion("r1"))
-        made.link.completed(completion("r2"))
+        made.outgoing.completed(completion("r1"))
+        made.outgoing.completed(completion("r2"))
         await session.until("completion", 2)
         numbered = [m.sequence for m in session.received if m.HasField("completion")]
         assert numbered == [1, 2]
         assert {m.sequence for m in session.received if not m.HasField("completion")} == {0}
-        assert made.link.unacknowledged_completions == 2
+        assert made.outgoing.unacknowledged_completions == 2
         session.say(acked_sequence=1)
-        await until(lambda: made.link.unacknowledged_completions == 1)
+        await until(lambda: made.outgoing.unacknowledged_completions == 1)
         session.say(acked_sequence=2, probe=fleet_pb2.Probe(nonce=1))
-        await until(lambda: made.link.unacknowledged_completions == 0)
+        await until(lambda: made.outgoing.unacknowledged_completions == 0)
 
 
 async def test_unacknowledged_completions_are_sent_again_after_a_reconnect(
@@ -328,14 +344,14 @@ async def test_unacknowledged_completions_are_sent_again_after_a_reconnect(
     """1. two answers end, one is acknowledged; 2. the link breaks; 3. another ends meanwhile."""
     async with bench(tmp_path) as made:
         session = await made.connected()
-        made.link.completed(completion("r1"))
-        made.link.completed(completion("r2"))
+        made.outgoing.completed(completion("r1"))
+        made.outgoing.completed(completion("r2"))
         await session.until("completion", 2)
         session.say(acked_sequence=1)
-        await until(lambda: made.link.unacknowledged_completions == 1)
+        await until(lambda: made.outgoing.unacknowledged_completions == 1)
         session.end()
-        await until(lambda: not made.link.is_connected)
-        made.link.completed(completion("r3"))
+        await until(lambda: not made.outgoing.is_connected)
+        made.outgoing.completed(completion("r3"))
         again = await made.connected(acked_sequence=1)
         await again.until("completion", 2)
         sent = [(m.sequence, m.completion.request_id) for m in again.received if m.sequence]
@@ -344,18 +360,18 @@ async def test_unacknowledged_completions_are_sent_again_after_a_reconnect(
         last = await made.connected(acked_sequence=3)
         await last.until("health", 2)
         assert last.all("completion") == []
-        assert made.link.unacknowledged_completions == 0
+        assert made.outgoing.unacknowledged_completions == 0
 
 
 async def test_text_of_a_lost_session_is_not_sent_into_the_next(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.connected()
-        made.link.progressed("r1", 1, "before", 1)
+        made.outgoing.progressed("r1", 1, "before", 1)
         await session.until("progress")
         session.end()
-        await until(lambda: not made.link.is_connected)
+        await until(lambda: not made.outgoing.is_connected)
         assert made.desk.cancelled_all >= 1
-        made.link.progressed("r1", 1, "between", 1)
+        made.outgoing.progressed("r1", 1, "between", 1)
         again = await made.connected()
         await again.until("health", 2)
         assert again.all("progress") == []
@@ -367,10 +383,10 @@ async def test_text_of_a_lost_session_is_not_sent_into_the_next(tmp_path: Path) 
 async def test_reason_of_a_broken_link_is_shown_until_it_is_back(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         (await made.connected()).end(grpc.StatusCode.UNAVAILABLE, "the controller is stopping")
-        await until(lambda: made.link.last_error)
-        assert "the controller is stopping" in (made.link.last_error or "")
+        await until(lambda: made.outgoing.last_error)
+        assert "the controller is stopping" in (made.outgoing.last_error or "")
         await made.connected()
-        assert made.link.last_error is None
+        assert made.outgoing.last_error is None
 
 
 async def test_health_report_survives_a_sensor_that_fails(tmp_path: Path) -> None:
@@ -392,31 +408,31 @@ async def test_order_that_the_agent_trips_over_does_not_end_the_link(tmp_path: P
 
         made.desk.accept = trip  # type: ignore[method-assign]
         session.say(work=fleet_pb2.WorkOrder(request_id="r1", attempt=1, prompt="Hello"))
-        await until(lambda: "KeyError" in (made.link.last_error or ""))
+        await until(lambda: "KeyError" in (made.outgoing.last_error or ""))
         await made.connected()
 
 
 async def test_goodbye_is_said_and_completions_are_flushed_in_time(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.connected()
-        await made.link.say_goodbye("update", 5.0)
+        await made.outgoing.say_goodbye("update", 5.0)
         (goodbye,) = await session.until("goodbye")
         assert goodbye.reason == "update"
-        made.link.completed(completion())
-        flushing = asyncio.create_task(made.link.flush(5.0))
+        made.outgoing.completed(completion())
+        flushing = asyncio.create_task(made.outgoing.flush(5.0))
         await session.until("completion")
         assert not flushing.done()
         session.say(acked_sequence=1)
         await flushing
-        assert made.link.unacknowledged_completions == 0
+        assert made.outgoing.unacknowledged_completions == 0
 
 
 async def test_stopping_waits_for_nobody_who_is_away(tmp_path: Path) -> None:
     made = Bench(ScriptedController(), f"unix:{tmp_path / 'nobody.sock'}")
-    made.link.completed(completion())
-    await made.link.say_goodbye("update", 1000.0)
-    await made.link.flush(1000.0)
-    assert made.link.unacknowledged_completions == 1
+    made.outgoing.completed(completion())
+    await made.outgoing.say_goodbye("update", 1000.0)
+    await made.outgoing.flush(1000.0)
+    assert made.outgoing.unacknowledged_completions == 1
 
 
 # -- addresses -------------------------------------------------------------------------------------
