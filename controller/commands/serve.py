@@ -77,7 +77,7 @@ def serve(
     from controller.app import Listening
     from controller.app import serve as run_controller
     from controller.errors import RouterError, UnknownPolicyError
-    from controller.gateway.server import ListenError as HttpListenError
+    from controller.gateway.server import HttpListenError
     from controller.memory import keep_heaps_small
     from controller.request_manager.decider import GIL_SWITCH_SECONDS
 

@@ -66,7 +66,7 @@ class _Watcher:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class _RunningOrder:
     node_id: NodeId
     order: Order
     deadline: float
@@ -79,7 +79,7 @@ class OrderBook:
 
     def __init__(self, settings: OrderSettings) -> None:
         self._settings = settings
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _RunningOrder] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -120,7 +120,7 @@ class OrderBook:
             running.watchers.remove(watcher)
 
     async def _updates(
-        self, running: _Running, watcher: _Watcher
+        self, running: _RunningOrder, watcher: _Watcher
     ) -> AsyncGenerator[OrderUpdate, None]:
         loop = asyncio.get_running_loop()
         while True:
@@ -175,7 +175,7 @@ class OrderBook:
                 f"{len(self._running)} orders are running; wait until one ends."
             )
         order_id = f"order-{uuid.uuid4().hex}"
-        self._running[order_id] = _Running(node_id, order, now + self._settings.total_seconds)
+        self._running[order_id] = _RunningOrder(node_id, order, now + self._settings.total_seconds)
         return order_id
 
     def _drop_overdue(self, now: float) -> None:
@@ -186,7 +186,7 @@ class OrderBook:
                 del self._running[order_id]
 
 
-def _why_late(running: _Running, seconds: float) -> str:
+def _why_late(running: _RunningOrder, seconds: float) -> str:
     if running.last_update is None:
         return (
             f"Node {running.node_id} did not acknowledge the order within {seconds:g} s; update "

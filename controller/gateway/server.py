@@ -38,7 +38,7 @@ _SOCKET_OPTIONS: Final = tuple(
 )
 
 
-class ListenError(Exception):
+class HttpListenError(Exception):
     """The address or the certificate cannot be used; the text says what to change."""
 
 
@@ -145,14 +145,14 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = "choose another with --http-listen"
     if not 0 <= port <= 65535:
-        raise ListenError(f"cannot listen on {where}: ports are 0 to 65535; {advice}")
+        raise HttpListenError(f"cannot listen on {where}: ports are 0 to 65535; {advice}")
     try:
         with anyio.fail_after(_LOOKUP_SECONDS):
             found = await asyncio.get_running_loop().getaddrinfo(
                 host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
     except (socket.gaierror, UnicodeError, TimeoutError) as error:
-        raise ListenError(f"cannot listen on {where}: no such host; {advice}") from error
+        raise HttpListenError(f"cannot listen on {where}: no such host; {advice}") from error
     sockets: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
@@ -167,7 +167,7 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
             errno.EACCES: "permission denied",
             errno.EADDRNOTAVAIL: "this machine does not have that address",
         }.get(error.errno or 0, error.strerror or str(error))
-        raise ListenError(f"cannot listen on {where}: {reason}; {advice}") from error
+        raise HttpListenError(f"cannot listen on {where}: {reason}; {advice}") from error
     return sockets
 
 
@@ -194,7 +194,7 @@ def _tls_context(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
         # Without a password given OpenSSL would ask for one on the terminal, and wait.
         context.load_cert_chain(certfile, keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise ListenError(
+        raise HttpListenError(
             f"cannot use the certificate {certfile} with the key {keyfile or certfile}: {error}; "
             "both must be readable PEM files that belong together, the key without a passphrase"
         ) from error

@@ -65,7 +65,7 @@ class ProbeReturned:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
+class RequestDispatched:
     """A request was claimed for a node."""
 
     node_id: NodeId
@@ -83,7 +83,7 @@ class TokensStreamed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     """A request is no longer at the node; the second end of a request changes nothing.
 
     Attributes:
@@ -110,7 +110,7 @@ ProfilerEvent = (
     | ModelsReported
     | HealthReported
     | ProbeReturned
-    | Dispatched
+    | RequestDispatched
     | TokensStreamed
-    | Ended
+    | RequestEnded
 )

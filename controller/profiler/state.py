@@ -28,9 +28,7 @@ from controller.profiler.answer_length import AnswerLengths
 from controller.profiler.calibration import DecodeSample, EnergySample, PrefillSample, SpeedEstimate
 from controller.profiler.destinations import DestinationViews, with_claims
 from controller.profiler.events import (
-    Dispatched,
     DrainChanged,
-    Ended,
     HealthReported,
     ModelsReported,
     NodeConnected,
@@ -38,6 +36,8 @@ from controller.profiler.events import (
     NodeForgotten,
     ProbeReturned,
     ProfilerEvent,
+    RequestDispatched,
+    RequestEnded,
     TokensStreamed,
 )
 from controller.profiler.network_profiler import PathEstimate
@@ -235,7 +235,9 @@ class ProfilerState:
     @property
     def events(self) -> dict[str, int]:
         """How many events of each kind have come, by the name of its class."""
-        return {kind.__name__: count for kind, count in self._events.items()}
+        return {
+            kind.__name__.removeprefix("Request"): count for kind, count in self._events.items()
+        }
 
     # -- calibrations that outlive their nodes ----------------------------------------------------
 
@@ -312,10 +314,10 @@ class ProfilerState:
             case DrainChanged(_, is_draining):
                 record.is_draining = is_draining
                 return
-            case Dispatched():
+            case RequestDispatched():
                 self._dispatched(record, event, now)
                 return
-            case Ended():
+            case RequestEnded():
                 self._ended(record, event, now)
                 return  # the controller may have ended it, which says nothing about the node
             case ModelsReported(_, models):
@@ -340,14 +342,14 @@ class ProfilerState:
                 return
         record.last_seen_at = now
 
-    def _dispatched(self, record: NodeRecord, event: Dispatched, now: float) -> None:
+    def _dispatched(self, record: NodeRecord, event: RequestDispatched, now: float) -> None:
         if record.requests.is_in_flight(event.request_id):
             record.failed_requests += 1  # the earlier claim can end no more
         claim = event.claim
         record.requests.dispatched(event.request_id, claim, now)
         record._sent[event.request_id] = _Sent(claim.model, claim.prompt_tokens, now)
 
-    def _ended(self, record: NodeRecord, event: Ended, now: float) -> None:
+    def _ended(self, record: NodeRecord, event: RequestEnded, now: float) -> None:
         if not record.requests.is_in_flight(event.request_id):
             return
         seen = record.requests.ended(event.request_id, now)
@@ -366,7 +368,7 @@ class ProfilerState:
     def _learn(
         self,
         record: NodeRecord,
-        event: Ended,
+        event: RequestEnded,
         usage: Usage,
         sent: _Sent,
         seen: DecodeSeen | None,
@@ -429,7 +431,12 @@ class ProfilerState:
         estimate.observe_prefill(PrefillSample(seen.tokens, seconds))
 
     def _learn_session(
-        self, event: Ended, usage: Usage, model: ModelName, node_id: NodeId, story: _ModelStory
+        self,
+        event: RequestEnded,
+        usage: Usage,
+        model: ModelName,
+        node_id: NodeId,
+        story: _ModelStory,
     ) -> None:
         if not event.session_id:
             return

@@ -42,7 +42,7 @@ class Source(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NeighbourTarget:
     """A destination whose quality is asked for.
 
     Attributes:

@@ -26,9 +26,9 @@ from controller.quality.embedding import (
 from controller.quality.files import QualityFolder
 from controller.quality.index_build import StoreBounds
 from controller.quality.neighbour_lengths import LengthPrior, answer_lengths
-from controller.quality.neighbours import Shrinkage, Source, Target, shrunk_quality
+from controller.quality.neighbours import NeighbourTarget, Shrinkage, Source, shrunk_quality
 from controller.quality.store import QualityRecord, prompt_digest
-from controller.routing.answer_tokens import AnswerLengths, lengths_of
+from controller.routing.answer_tokens import FleetAnswerLengths, lengths_of
 from controller.routing.problem import FloatArray, IntArray
 
 _COMPACT_AFTER: Final = 5000
@@ -132,7 +132,7 @@ class QualityPredictor:
         self,
         requests: Sequence[InferenceRequest],
         destinations: Sequence[Destination],
-        own: AnswerLengths | None = None,
+        own: FleetAnswerLengths | None = None,
     ) -> Predictions | None:
         """Estimate a batch; None while nothing has been profiled, so nothing is embedded for it.
 
@@ -145,7 +145,7 @@ class QualityPredictor:
         if not len(store):
             return None
         targets = [
-            Target(
+            NeighbourTarget(
                 destination_key(destination.node_id, destination.model),
                 destination.model,
                 destination.mean_quality_ratio,
@@ -223,7 +223,7 @@ class QualityPredictor:
         self._folder.close()
 
 
-def length_prior(own: AnswerLengths, limits: FloatArray) -> LengthPrior:
+def length_prior(own: FleetAnswerLengths, limits: FloatArray) -> LengthPrior:
     """What the destinations' own latest answers say about lengths.
 
     Args:

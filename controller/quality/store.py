@@ -32,7 +32,7 @@ from controller.quality.neighbour_outcomes import (
     own_outcomes,
     with_identical_first,
 )
-from controller.quality.neighbours import Evidence, Target
+from controller.quality.neighbours import Evidence, NeighbourTarget
 from controller.quality.outcome_table import OutcomeTable
 from controller.quality.store_contents import (
     UNIT_LENGTH_WITHIN,
@@ -372,7 +372,7 @@ class QualityStore:
     def evidence(
         self,
         embeddings: NDArray[np.float32],
-        targets: Sequence[Target],
+        targets: Sequence[NeighbourTarget],
         neighbours: int,
         digests: Sequence[bytes] | None = None,
     ) -> Evidence:

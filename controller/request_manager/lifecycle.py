@@ -9,8 +9,8 @@
 | at a node  | Progress, nothing new   | the same   | Touch                                       |
 | at a node  | Progress, the next part | Streaming  | Push                                        |
 | at a node  | Progress, a later part  | *again*    | SendCancel, Release, and of *again*         |
-| at a node  | Finished, whole         | Ending     | Release, Finish                             |
-| at a node  | Finished, otherwise     | *again*    | Release, and of *again*                     |
+| at a node  | AnswerFinished, whole   | Ending     | Release, Finish                             |
+| at a node  | AnswerFinished, else    | *again*    | Release, and of *again*                     |
 | at a node  | LinkLost, with grace    | Suspended  |                                             |
 | at a node  | LinkLost, no grace left | *again*    | Release, and of *again*                     |
 | Suspended  | LinkBack                | Reattached | SendResume                                  |
@@ -64,14 +64,14 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The answer will not come, for this reason; the message is the sentence the client reads."""
 
     error: type[RouterError]
     message: str
 
 
-Outcome = Completed | Cancelled | Failed
+Outcome = Completed | Cancelled | RequestFailed
 
 # -- states ---------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Reattached:
 class Ending:
     """Nothing more happens at a node; the client has yet to read how it ended."""
 
-    outcome: Completed | Failed
+    outcome: Completed | RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Decided:
     decision: BatchDecision
     placement: Placement
     closed_at: float
-    refusal: Failed | None = None
+    refusal: RequestFailed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +188,14 @@ class NotSent:
 class Broke:
     """The controller can do no more for the request: a fault of its own, or its end."""
 
-    failure: Failed
+    failure: RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
     """The client's side ended the request with an error, or has read one."""
 
-    failure: Failed
+    failure: RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Progress(NamedTuple):  # a dataclass takes three times as long, and there 
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class AnswerFinished:
     """A node's last word on a dispatch.
 
     Attributes:
@@ -274,7 +274,7 @@ Event = (
     | Left
     | Read
     | Progress
-    | Finished
+    | AnswerFinished
     | LinkLost
     | LinkBack
     | GraceOver
@@ -377,7 +377,7 @@ class Finish:
 class Fail:
     """Tell the client that the answer will not come."""
 
-    failure: Failed
+    failure: RequestFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +469,7 @@ def step(life: Life, event: Event, now: float) -> Step:
     match event:
         case Progress():
             return _on_progress(life, event, now)
-        case Finished():
+        case AnswerFinished():
             return _on_finished(life, event, now)
         case LinkLost() | LinkBack() | GraceOver():
             return _on_link(life, event, now)
@@ -492,10 +492,10 @@ def _on_controller(life: Life, event: WindowClosed | Decided | NotSent | Broke, 
                 state = Dispatched(Dispatch(chosen.node_id, attempt))
                 moved, _ = _moved(life, state, event, now, attempts=life.attempts + 1)
                 return moved, (note, TakeClaim(chosen), SendWork(chosen, attempt))
-            failure = refusal or Failed(GenerationFailedError, "Nothing was chosen.")
+            failure = refusal or RequestFailed(GenerationFailedError, "Nothing was chosen.")
             return _moved(life, Ending(failure), event, now, note, Fail(failure))
         case Dispatched(dispatch), NotSent():
-            failure = Failed(NodeLostError, "the node went away before it got the request")
+            failure = RequestFailed(NodeLostError, "the node went away before it got the request")
             return _again(life, event, now, dispatch, failure, Release(dispatch.node_id, True))
         case state, Broke(failure):
             ending = (*_withdrawn(state, is_failure=True), Fail(failure))
@@ -534,7 +534,7 @@ def _on_progress(life: Life, event: Progress, now: float) -> Step:
     if position is None and isinstance(state, (Streaming, Dispatched)):
         position = had  # while the link holds nothing is lost or repeated
     if position is None or position > had:
-        failure = Failed(NodeLostError, f"Node {node_id} lost a part of the answer.")
+        failure = RequestFailed(NodeLostError, f"Node {node_id} lost a part of the answer.")
         gone = (SendCancel(node_id, attempt), Release(node_id, is_failure=True))
         return _again(life, event, now, state.dispatch, failure, *gone)
     if position < had:
@@ -548,7 +548,7 @@ def _on_progress(life: Life, event: Progress, now: float) -> Step:
     return _moved(life, Streaming(dispatch), event, now, push)
 
 
-def _on_finished(life: Life, event: Finished, now: float) -> Step:
+def _on_finished(life: Life, event: AnswerFinished, now: float) -> Step:
     state, completion = life.state, event.completion
     if not isinstance(state, AT_NODE):
         return life, ()
@@ -558,16 +558,18 @@ def _on_finished(life: Life, event: Finished, now: float) -> Step:
     reason, node_id = completion.reason, dispatch.node_id
     if reason is FinishReason.CANCELLED:
         # Nobody here asked for it: the node stopped, or lost the link for a moment.
-        failure = Failed(GenerationFailedError, completion.message or "the node cut the answer off")
+        failure = RequestFailed(
+            GenerationFailedError, completion.message or "the node cut the answer off"
+        )
         return _again(life, event, now, dispatch, failure, Release(node_id, is_cancelled=True))
     if reason is FinishReason.FAILED:
         kind = completion.failure or FailureKind.INTERNAL
-        failure = Failed(_error_of(kind), completion.message or kind.value.replace("_", " "))
+        failure = RequestFailed(_error_of(kind), completion.message or kind.value.replace("_", " "))
         gone = Release(node_id, is_failure=True)
         return _again(life, event, now, dispatch, failure, gone, may_move=kind.may_move)
     is_sure = isinstance(state, (Dispatched, Streaming)) and event.position is None
     if not is_sure and event.position != dispatch.characters:
-        failure = Failed(NodeLostError, f"Node {node_id} lost a part of the answer.")
+        failure = RequestFailed(NodeLostError, f"Node {node_id} lost a part of the answer.")
         return _again(life, event, now, dispatch, failure, Release(node_id, is_failure=True))
     release = Release(node_id, usage=completion.usage, was_cut=reason is FinishReason.LENGTH)
     return _moved(life, Ending(Completed(completion)), event, now, release, Finish(completion))
@@ -595,7 +597,7 @@ def _on_link(life: Life, event: LinkLost | LinkBack | GraceOver, now: float) -> 
 
 
 def _lost(life: Life, event: Event, now: float, dispatch: Dispatch, why: str) -> Step:
-    failure = Failed(NodeLostError, f"node {dispatch.node_id} was lost: {why}")
+    failure = RequestFailed(NodeLostError, f"node {dispatch.node_id} was lost: {why}")
     return _again(life, event, now, dispatch, failure, Release(dispatch.node_id, is_failure=True))
 
 
@@ -609,7 +611,7 @@ def _again(
     event: Event,
     now: float,
     dispatch: Dispatch,
-    failure: Failed,
+    failure: RequestFailed,
     *before: Effect,
     may_move: bool = True,
 ) -> Step:

@@ -41,6 +41,7 @@ from controller.request_manager.accounts import account_of, log_line
 from controller.request_manager.decider import Decider
 from controller.request_manager.gathering import Gathering
 from controller.request_manager.lifecycle import (
+    AnswerFinished,
     Broke,
     Cancelled,
     Close,
@@ -52,9 +53,7 @@ from controller.request_manager.lifecycle import (
     Ending,
     Event,
     Fail,
-    Failed,
     Finish,
-    Finished,
     GaveUp,
     Left,
     Life,
@@ -66,6 +65,7 @@ from controller.request_manager.lifecycle import (
     Push,
     Read,
     Release,
+    RequestFailed,
     Requeue,
     SendCancel,
     SendResume,
@@ -108,11 +108,13 @@ _SHOWN_AS: Final[Mapping[type[State], RequestState]] = {
 """What `explain` says of a request that runs; while it ends it is shown as it last was."""
 
 
-_NOT_ROUTED: Final = Failed(GenerationFailedError, "Routing failed inside the controller.")
+_NOT_ROUTED: Final = RequestFailed(GenerationFailedError, "Routing failed inside the controller.")
 
-_NOT_DISPATCHED: Final = Failed(GenerationFailedError, "Dispatching failed inside the controller.")
+_NOT_DISPATCHED: Final = RequestFailed(
+    GenerationFailedError, "Dispatching failed inside the controller."
+)
 
-_STOPPING: Final = Failed(ShuttingDownError, "The controller is stopping.")
+_STOPPING: Final = RequestFailed(ShuttingDownError, "The controller is stopping.")
 
 
 @dataclass(slots=True, eq=False)
@@ -241,7 +243,7 @@ class RequestManager:
         try:
             yield self._events(running)
         except RouterError as error:
-            self._happened(running, GaveUp(Failed(type(error), str(error))))
+            self._happened(running, GaveUp(RequestFailed(type(error), str(error))))
             raise
         finally:  # also when the client went away
             self._happened(running, Left())
@@ -319,7 +321,7 @@ class RequestManager:
                 stream.push(text, tokens)
                 if stream.is_ended:
                     # The reader is so late that it may never ask again; the node must not go on.
-                    slow = Failed(SlowReaderError, "the client read too slowly")
+                    slow = RequestFailed(SlowReaderError, "the client read too slowly")
                     self._happened(running, GaveUp(slow))
             case Touch():
                 stream.touch()
@@ -332,7 +334,7 @@ class RequestManager:
                 record.decision, record.placement = decision, placement
                 record.closed_at = closed_at
             case TakeClaim(chosen):
-                claimed = profiler_events.Dispatched(
+                claimed = profiler_events.RequestDispatched(
                     chosen.node_id, request_id, _claim(request, chosen)
                 )
                 self._profiler.apply(claimed, now)
@@ -343,7 +345,7 @@ class RequestManager:
             case SendResume():
                 raise AssertionError("No node has said yet that it is back with a request.")
             case Release(node_id, is_failure, is_cancelled, usage, was_cut):
-                ended = profiler_events.Ended(
+                ended = profiler_events.RequestEnded(
                     node_id,
                     request_id,
                     is_failure=is_failure,
@@ -396,7 +398,7 @@ class RequestManager:
                 log.info("request.ended", **log_line(record, account))
             case Cancelled():
                 self._closed(record, RequestState.CANCELLED, "the client went away")
-            case Failed(_, message):
+            case RequestFailed(_, message):
                 self._closed(record, RequestState.FAILED, message)
 
     def _closed(self, record: RequestRecord, state: RequestState, why: str) -> None:
@@ -433,7 +435,7 @@ class RequestManager:
             )
         except RouterError as error:
             for running in batch:
-                self._happened(running, Broke(Failed(type(error), str(error))))
+                self._happened(running, Broke(RequestFailed(type(error), str(error))))
             return
         except Exception:
             log.exception("batch.failed", requests=len(batch))
@@ -458,7 +460,7 @@ class RequestManager:
                 if placement.chosen is None:
                     request = running.record.request
                     refused = refusal_error(request, placement, self._served_models())
-                    refusal = Failed(type(refused), str(refused))
+                    refusal = RequestFailed(type(refused), str(refused))
                 self._happened(running, Decided(decision, placement, closed_at, refusal))
             except Exception:  # one bad request must not stop the window's task
                 log.exception("request.dispatch_failed", request_id=placement.request_id)
@@ -500,7 +502,7 @@ class RequestManager:
                 )
             return False
         was_over = isinstance(running.life.state, (Ending, Ended))
-        self._happened(running, Finished(node_id, attempt, completion))
+        self._happened(running, AnswerFinished(node_id, attempt, completion))
         return not was_over and isinstance(running.life.state, (Ending, Ended))
 
     def on_node_lost(self, node_id: NodeId, why: str) -> None:

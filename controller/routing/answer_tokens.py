@@ -26,7 +26,7 @@ def expected_answer_tokens(max_tokens: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AnswerLengths:
+class FleetAnswerLengths:
     """How long the answers of D destinations get; of K of them there is a curve.
 
     A curve has at most S stretches.
@@ -72,8 +72,8 @@ class AnswerLengths:
 
 
 def lengths_of(
-    destinations: Sequence[Destination], last: AnswerLengths | None = None
-) -> AnswerLengths:
+    destinations: Sequence[Destination], last: FleetAnswerLengths | None = None
+) -> FleetAnswerLengths:
     """The destinations' curves as arrays.
 
     Args:
@@ -106,4 +106,4 @@ def lengths_of(
         stretches = survival[row, : end - 1] * np.diff(starts[row, :end])
         np.cumsum(stretches, out=before[row, 1:end])
         median[row] = curve.median_tokens
-    return AnswerLengths(every, known, starts, survival, before, median)
+    return FleetAnswerLengths(every, known, starts, survival, before, median)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from controller.domain.cluster import ClusterSnapshot
-from controller.routing.answer_tokens import AnswerLengths, lengths_of
+from controller.routing.answer_tokens import FleetAnswerLengths, lengths_of
 from controller.routing.fleet_columns import FleetColumns, fleet_columns
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class DecisionMemory:
         """
         return self._of_version("columns", snapshot, lambda last: fleet_columns(snapshot, last))
 
-    def answer_lengths(self, snapshot: ClusterSnapshot) -> AnswerLengths:
+    def answer_lengths(self, snapshot: ClusterSnapshot) -> FleetAnswerLengths:
         """How long the destinations' answers get."""
         return self._of_version(
             "answer lengths", snapshot, lambda last: lengths_of(snapshot.destinations, last)

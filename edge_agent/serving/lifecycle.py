@@ -7,9 +7,9 @@ from it.
 The legal moves; a stage that an event is not listed with does not know it:
 
     Unloaded   Load, Look w: Preparing. Unload, Edit: Unloaded.
-    Preparing  Prepared: Loading. Broke: Failed u. Load o: Preparing. Unload, Edit: Draining.
-    Loading    EngineLoaded: Measuring. Broke: Draining. Load o: Loading. Unload, Edit: Draining.
-    Measuring  Measured: Ready. Broke: Draining b. Load o: Measuring. Unload, Edit: Draining.
+    Preparing  Prepared: Loading. Faulted: Failed u. Load o: Preparing. Unload, Edit: Draining.
+    Loading    EngineLoaded: Measuring. Faulted: Draining. Load o: Loading. Unload, Edit: Draining.
+    Measuring  Measured: Ready. Faulted: Draining b. Load o: Measuring. Unload, Edit: Draining.
     Ready      Look: Ailing, Draining i. Measure: Measuring. Load o: Ready. Unload, Edit: Draining.
     Ailing     Look: Ready, Draining i. Load o: Ailing. Unload, Edit: Draining.
     Draining   Closed: Unloaded, Failed or Preparing. Load, Unload, Edit: Draining, for that end.
@@ -24,7 +24,7 @@ The legal moves; a stage that an event is not listed with does not know it:
 Look, Pin, and Edit that changes nothing of how the model is run, are legal in each stage. Reported
 is legal while Preparing and Measuring, Started while Loading, Recalled and Used while Ready; none
 of them changes the stage. Draining ignores what work still says that has been told to stop. Any
-other move raises `IllegalMoveError` with the story so far.
+other move raises `IllegalModelMoveError` with the story so far.
 """
 
 import enum
@@ -424,7 +424,7 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
+class Faulted:
     """Preparing, loading or measuring it has failed; `issue` has a name, a colon and the reason."""
 
     issue: str
@@ -450,7 +450,7 @@ Event = (
     | EngineLoaded
     | Measured
     | Recalled
-    | Broke
+    | Faulted
     | Closed
 )
 
@@ -460,17 +460,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Have its file ready; ends with Prepared or Broke."""
+    """Have its file ready; ends with Prepared or Faulted."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Make room, make an engine and load it; ends with EngineLoaded or Broke."""
+    """Make room, make an engine and load it; ends with EngineLoaded or Faulted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureSpeed:
-    """Find out its speed; ends with Measured or Broke.
+    """Find out its speed; ends with Measured or Faulted.
 
     Attributes:
         is_fresh: measure in any case, once running answers have ended; otherwise what was measured
@@ -524,7 +524,7 @@ Effect = (
 Move = tuple[ModelLife, list[Effect]]
 
 
-class IllegalMoveError(Exception):
+class IllegalModelMoveError(Exception):
     """An event that cannot come in this stage: a fault of the shell."""
 
     def __init__(self, life: ModelLife, event: Event) -> None:
@@ -539,7 +539,7 @@ def step(life: ModelLife, event: Event, now: float) -> Move:
         now: monotonic seconds.
 
     Raises:
-        IllegalMoveError: the table at the head of this module does not have it.
+        IllegalModelMoveError: the table at the head of this module does not have it.
     """
     after, effects = _moved(life, event, now)
     if type(after.stage) is not type(life.stage):
@@ -576,13 +576,13 @@ def _moved(life: ModelLife, event: Event, now: float) -> Move:
         case Closed():
             if isinstance(life.stage, Draining):
                 return _closed(life, life.stage)
-        case Reported() | Prepared() | Started() | EngineLoaded() | Measured() | Broke():
+        case Reported() | Prepared() | Started() | EngineLoaded() | Measured() | Faulted():
             if isinstance(life.stage, Draining):
                 return life, []  # it had been told to stop
             return _work(life, event, now)
         case _:
             assert_never(event)
-    raise IllegalMoveError(life, event)
+    raise IllegalModelMoveError(life, event)
 
 
 def _load(life: ModelLife, event: Load) -> Move:
@@ -719,7 +719,7 @@ def _while_ready(life: ModelLife, stage: Ready, event: Used | Measure | Recalled
             assert_never(event)
 
 
-Work = Reported | Prepared | Started | EngineLoaded | Measured | Broke
+Work = Reported | Prepared | Started | EngineLoaded | Measured | Faulted
 
 
 def _work(life: ModelLife, event: Work, now: float) -> Move:
@@ -740,12 +740,12 @@ def _work(life: ModelLife, event: Work, now: float) -> Move:
         case Measuring(ask, residence), Measured(speeds):
             known = replace(life.known, speeds=speeds)
             return _ready(replace(life, known=known), ask, residence, now, None)
-        case Measuring(None, residence), Broke(_, error):
+        case Measuring(None, residence), Faulted(_, error):
             return _ready(life, None, residence, now, error)
-        case Preparing(ask), Broke():
+        case Preparing(ask), Faulted():
             gone = _given_up(life, ask, event, now)
             return replace(life, stage=gone), [LoadEnded(event.error)]
-        case ((Loading(ask) | Measuring(ask)), Broke()):
+        case ((Loading(ask) | Measuring(ask)), Faulted()):
             assert ask is not None
             draining = Draining(
                 _given_up(life, ask, event, now),
@@ -754,7 +754,7 @@ def _work(life: ModelLife, event: Work, now: float) -> Move:
                 error=event.error,
             )
             return replace(life, stage=draining), [CloseEngine(False, "failed")]
-    raise IllegalMoveError(life, event)
+    raise IllegalModelMoveError(life, event)
 
 
 def _ready(
@@ -773,7 +773,7 @@ def _ready(
     return ready, [*measured, LoadEnded()]
 
 
-def _given_up(life: ModelLife, ask: Ask, event: Broke, now: float) -> Unloaded | Failed:
+def _given_up(life: ModelLife, ask: Ask, event: Faulted, now: float) -> Unloaded | Failed:
     error = event.error
     failure = error.kind if isinstance(error, EngineError) else None
     if not life.is_wanted:  # whoever asked is told; nobody else misses it

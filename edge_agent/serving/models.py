@@ -28,7 +28,6 @@ from edge_agent.serving.lifecycle import (
     MEASURING,
     Ailing,
     Ask,
-    Broke,
     Closed,
     CloseEngine,
     Draining,
@@ -36,6 +35,7 @@ from edge_agent.serving.lifecycle import (
     Effect,
     EngineLoaded,
     Event,
+    Faulted,
     Load,
     LoadEnded,
     Loading,
@@ -369,13 +369,13 @@ class ModelHost:
         try:
             event = await work
         except AgentError as error:
-            event = Broke(f"{error.issue_name}: {error}", error)
+            event = Faulted(f"{error.issue_name}: {error}", error)
         except Exception as error:
             log.exception("model.load_failed", model=model.name)
             issue = f"model_load_failed: {type(error).__name__}"
-            event = Broke(issue, ModelError(f"{issue}; the agent's log says more"))
+            event = Faulted(issue, ModelError(f"{issue}; the agent's log says more"))
         is_loading = isinstance(model.life.stage, Preparing | Loading | Measuring)
-        if isinstance(event, Broke) and is_loading and not model.is_measuring:
+        if isinstance(event, Faulted) and is_loading and not model.is_measuring:
             _log_failed(model, event)
         self._post(model, event)
 
@@ -591,7 +591,7 @@ def _log_loaded(model: HostedModel) -> None:
     )
 
 
-def _log_failed(model: HostedModel, event: Broke) -> None:
+def _log_failed(model: HostedModel, event: Faulted) -> None:
     error = event.error
     tail = error.stderr_tail.splitlines() if isinstance(error, EngineError) else []
     log.error("model.failed", model=model.name, issue=event.issue, stderr_tail=tail)

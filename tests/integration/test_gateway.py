@@ -34,7 +34,7 @@ from controller.errors import (
     UnknownModelError,
 )
 from controller.gateway.app import Router, build_app
-from controller.gateway.server import ListenError, serve_http
+from controller.gateway.server import HttpListenError, serve_http
 from controller.ids import BatchId, ModelName, NodeId
 from controller.request_manager.manager import InferEvent
 from controller.request_manager.stream import RoutedTo, Text
@@ -620,7 +620,7 @@ async def test_port_in_use_is_a_clear_error() -> None:
     app = build_app(ScriptedRouter())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ListenError) as caught:
+        with pytest.raises(HttpListenError) as caught:
             await serve_http(app, "127.0.0.1", port, asyncio.Event())
     assert str(caught.value) == (
         f"cannot listen on 127.0.0.1:{port}: address already in use; "
@@ -630,7 +630,7 @@ async def test_port_in_use_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no such host", 0), ("::1", 70000)])
 async def test_address_that_is_not_ours_is_a_clear_error(host: str, port: int) -> None:
-    with pytest.raises(ListenError, match="choose another with --http-listen"):
+    with pytest.raises(HttpListenError, match="choose another with --http-listen"):
         await serve_http(build_app(ScriptedRouter()), host, port, asyncio.Event())
 
 
@@ -681,7 +681,7 @@ async def test_certificate_that_cannot_be_used_is_a_clear_error(tmp_path: Path, 
         certfile.unlink()
     if kind == "not PEM":
         certfile.write_text("hello")
-    with pytest.raises(ListenError, match="cannot use the certificate"):
+    with pytest.raises(HttpListenError, match="cannot use the certificate"):
         await serve_http(
             build_app(ScriptedRouter()),
             "127.0.0.1",

@@ -65,7 +65,7 @@ LIMITS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
+class MeasurementDesign:
     """What is measured; a folder goes on only with an equal one.
 
     Attributes:
@@ -104,7 +104,7 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MeasurementProgress:
     """Folders of measurements that are whole, and how many there will be."""
 
     folders: list[Path]
@@ -119,12 +119,12 @@ class Progress:
 async def measure_engine(
     out: Path,
     models_folder: Path,
-    design: Design,
+    design: MeasurementDesign,
     *,
     catalog: Path | None = None,
     seconds: float | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> Progress:
+) -> MeasurementProgress:
     """Measure what is not measured yet, for `edge-controller lab fit` to read.
 
     One agent at a time runs the models, and one question at a time is asked, so that nothing but
@@ -146,10 +146,10 @@ async def measure_engine(
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_measure(out, models_folder, design, catalog, say), seconds)
     whole = [folder for _, _, folder in _folders(out, design) if _is_whole(folder)]
-    return Progress(whole, len(design.limits) * len(design.models))
+    return MeasurementProgress(whole, len(design.limits) * len(design.models))
 
 
-def _begin(out: Path, design: Design) -> None:
+def _begin(out: Path, design: MeasurementDesign) -> None:
     """Write down what is measured, or check that it is what was begun here."""
     text = json.dumps(asdict(design), indent=1)
     path = out / "design.json"
@@ -162,7 +162,7 @@ def _begin(out: Path, design: Design) -> None:
         )
 
 
-def _folders(out: Path, design: Design) -> Iterator[tuple[int, int, Path]]:
+def _folders(out: Path, design: MeasurementDesign) -> Iterator[tuple[int, int, Path]]:
     """(limit, model, folder) of each part of the measurement."""
     for at, limit in enumerate(design.limits):
         for index, model in enumerate(design.models):
@@ -176,7 +176,7 @@ def _is_whole(folder: Path) -> bool:
 async def _measure(
     out: Path,
     models_folder: Path,
-    design: Design,
+    design: MeasurementDesign,
     catalog: Path | None,
     say: Callable[[str], None],
 ) -> None:
@@ -212,7 +212,7 @@ async def _measure(
 
 
 async def _profile(
-    connection: Connection, folder: Path, design: Design, limit: int, model: int
+    connection: Connection, folder: Path, design: MeasurementDesign, limit: int, model: int
 ) -> None:
     resume = ["--resume"] if folder.exists() else []
     chosen = [word for name in design.workloads for word in ("--workload", name)]

@@ -29,10 +29,10 @@ from controller.fleet.registry import Registry
 from controller.fleet.state_keeper import StateKeeper
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.profiler.events import (
-    Dispatched,
-    Ended,
     HealthReported,
     NodeConnected,
+    RequestDispatched,
+    RequestEnded,
     TokensStreamed,
 )
 from controller.profiler.request_monitor import Claim
@@ -198,9 +198,9 @@ class _Flood:
         health = Health(now, 0.5, 1 << 30, 60.0, 8.0, "estimate", False, ())
         apply = self._profiler.apply
         apply(HealthReported(node_id, health), now)
-        apply(Dispatched(node_id, request_id, Claim(_MODEL, 2.0, 60.0)), now)
+        apply(RequestDispatched(node_id, request_id, Claim(_MODEL, 2.0, 60.0)), now)
         apply(TokensStreamed(node_id, request_id, 30), now)
-        apply(Ended(node_id, request_id, False, usage=usage), now)
+        apply(RequestEnded(node_id, request_id, False, usage=usage), now)
         self._keeper.finished(_finished(request_id, node_id, usage))
         self.events += _EVENTS_OF_A_REQUEST
         self.requests += 1

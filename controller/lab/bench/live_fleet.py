@@ -28,12 +28,12 @@ from controller.domain.node_report import (
 from controller.domain.request import InferenceRequest
 from controller.ids import ModelName, NodeId, RequestId
 from controller.lab.simulator.cluster import ClusterDescription
-from controller.lab.simulator.engine import Cluster, Completion
+from controller.lab.simulator.engine import Cluster, SimulatedCompletion
 from controller.profiler.events import (
-    Dispatched,
-    Ended,
     HealthReported,
     NodeConnected,
+    RequestDispatched,
+    RequestEnded,
     TokensStreamed,
 )
 from controller.profiler.request_monitor import Claim
@@ -90,7 +90,7 @@ def speed_ratios(cluster: ClusterDescription, snapshot: ClusterSnapshot) -> Floa
 
 
 @dataclass(slots=True)
-class _Sent:
+class _SentRequest:
     """A request that was sent, and how many of its tokens have been streamed."""
 
     request_id: RequestId
@@ -112,7 +112,7 @@ class LiveFleet:
         slots = [group.slots for group in cluster.groups]
         self._engine = Cluster(np.array(slots, dtype=np.int64)[cluster.group_of_node])
         self._node_at = {NodeId(name): at for at, name in enumerate(cluster.node_names)}
-        self._sent: list[_Sent] = []
+        self._sent: list[_SentRequest] = []
 
     def advance(self, now: float) -> None:
         """Let time pass: what is written by then has been streamed, what ends has ended."""
@@ -125,12 +125,12 @@ class LiveFleet:
                 prefill_seconds=_writes_from(done) - done.started,
                 decode_seconds=done.finished - _writes_from(done),
             )
-            ended = Ended(sent.node_id, sent.request_id, False, usage=usage)
+            ended = RequestEnded(sent.node_id, sent.request_id, False, usage=usage)
             self._profiler.apply(ended, done.finished)
         for one in self._engine.running():
             self._stream(one, now)
 
-    def _stream(self, one: Completion, now: float) -> None:
+    def _stream(self, one: SimulatedCompletion, now: float) -> None:
         sent, begins = self._sent[one.request], _writes_from(one)
         written = min(max((now - begins) / (one.finished - begins), 0.0), 1.0)
         more = int(sent.tokens * written) - sent.streamed
@@ -157,14 +157,14 @@ class LiveFleet:
             float(prompt),
             request.sampling.max_tokens,
         )
-        self._profiler.apply(Dispatched(node_id, request.request_id, claim), now)
+        self._profiler.apply(RequestDispatched(node_id, request.request_id, claim), now)
         seconds = float(problem.latency_seconds[0, column])
         self._engine.send(len(self._sent), self._node_at[node_id], seconds, seconds)
         self._sent.append(
-            _Sent(request.request_id, node_id, max(1, round(prompt)), max(1, round(tokens)))
+            _SentRequest(request.request_id, node_id, max(1, round(prompt)), max(1, round(tokens)))
         )
 
 
-def _writes_from(one: Completion) -> float:
+def _writes_from(one: SimulatedCompletion) -> float:
     """When the prompt of a request that was served, or is, had been read; seconds."""
     return one.started + _READING_RATIO * (one.finished - one.started)

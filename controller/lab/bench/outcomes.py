@@ -20,7 +20,7 @@ class DataMissingError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OutcomeTable:
+class MadeOutcomes:
     """P prompts and M models.
 
     Attributes:
@@ -42,7 +42,7 @@ class OutcomeTable:
     held_out: NDArray[np.int64]
 
 
-def load_mmlu_pro(folder: Path, profiled: int = 9_000, seed: int = 0) -> OutcomeTable:
+def load_mmlu_pro(folder: Path, profiled: int = 9_000, seed: int = 0) -> MadeOutcomes:
     """MMLU-Pro: the models that ran on all prompts; question and options are the prompt.
 
     Args:
@@ -74,7 +74,7 @@ def load_mmlu_pro(folder: Path, profiled: int = 9_000, seed: int = 0) -> Outcome
     if not 0 < profiled < len(texts):
         raise DataMissingError(f"{folder} has {len(texts)} prompts; {profiled} cannot be profiled")
     order = np.random.default_rng(seed).permutation(len(texts))
-    return OutcomeTable(
+    return MadeOutcomes(
         name="mmlu-pro",
         prompts=texts,
         models=tuple(m for m, kept in zip(models, complete, strict=True) if kept),
@@ -85,7 +85,7 @@ def load_mmlu_pro(folder: Path, profiled: int = 9_000, seed: int = 0) -> Outcome
     )
 
 
-def load_routerbench(folder: Path) -> OutcomeTable:
+def load_routerbench(folder: Path) -> MadeOutcomes:
     """The RouterBench subset: 11 models, profiled on its train split and judged on its test split.
 
     Args:
@@ -104,7 +104,7 @@ def load_routerbench(folder: Path) -> OutcomeTable:
     except (OSError, EOFError, KeyError, ValueError, IndexError) as error:
         raise DataMissingError(f"no RouterBench outcomes in {folder}: {error!r}") from error
     complete = ~np.isnan(scores).any(axis=1)
-    return OutcomeTable(
+    return MadeOutcomes(
         name="routerbench",
         prompts=texts,
         models=tuple(models),
@@ -115,7 +115,7 @@ def load_routerbench(folder: Path) -> OutcomeTable:
     )
 
 
-def load_outcomes(folder: Path) -> OutcomeTable:
+def load_outcomes(folder: Path) -> MadeOutcomes:
     """The table in a folder, told by its files.
 
     Raises:

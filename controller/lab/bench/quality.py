@@ -9,14 +9,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.lab.bench.outcomes import DataMissingError, OutcomeTable, load_outcomes
+from controller.lab.bench.outcomes import DataMissingError, MadeOutcomes, load_outcomes
 from controller.quality.embedding import EmbeddingBackend
 from controller.quality.neighbour_lengths import LengthPrior, answer_lengths
 from controller.quality.neighbours import (
     PAPER_NEIGHBOURS,
     Evidence,
+    NeighbourTarget,
     Shrinkage,
-    Target,
     paper_quality,
     shrunk_quality,
 )
@@ -109,7 +109,7 @@ def evaluate(
 
 
 def evaluate_table(
-    table: OutcomeTable,
+    table: MadeOutcomes,
     embeddings: NDArray[np.float32],
     embedding_name: str,
     shrinkage: Shrinkage | None = None,
@@ -129,7 +129,7 @@ def evaluate_table(
         raise DataMissingError(f"{table.name} leaves no prompt to profile or to judge")
     settings = shrinkage or Shrinkage()
     store = _profiled_store(table, embeddings)
-    targets = [Target(model, model, _UNPROFILED_QUALITY) for model in table.models]
+    targets = [NeighbourTarget(model, model, _UNPROFILED_QUALITY) for model in table.models]
     held_out = table.held_out
     parts: dict[str, list[FloatArray]] = {"destination-mean": [], "paper": [], "ours": []}
     lengths: dict[str, list[FloatArray]] = {"destination-mean": [], "ours": []}
@@ -233,7 +233,7 @@ def _length_error(predicted: FloatArray, tokens: FloatArray) -> float:
     return float(np.nanmean(np.abs(predicted - tokens)) / np.nanmean(tokens))
 
 
-def _profiled_store(table: OutcomeTable, embeddings: NDArray[np.float32]) -> QualityStore:
+def _profiled_store(table: MadeOutcomes, embeddings: NDArray[np.float32]) -> QualityStore:
     # Two prompts of one text would be one prompt.
     first = {prompt_digest(table.prompts[row]): int(row) for row in table.profiled[::-1]}
     rows = np.array(sorted(first.values()), dtype=np.int64)
@@ -256,7 +256,7 @@ def _profiled_store(table: OutcomeTable, embeddings: NDArray[np.float32]) -> Qua
 
 
 def _embedded(
-    table: OutcomeTable,
+    table: MadeOutcomes,
     backend: EmbeddingBackend,
     file: Path | None,
     say: Callable[[str], None],

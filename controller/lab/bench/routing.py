@@ -78,7 +78,7 @@ class BenchRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _BenchRun:
     objective: float
     own_bound: float | None
     milliseconds: float
@@ -159,7 +159,7 @@ def _measure(
     reference_seconds: float,
     normalisation: Normalisation,
 ) -> list[BenchRow]:
-    runs: dict[str, list[_Run]] = {}
+    runs: dict[str, list[_BenchRun]] = {}
     best_known: list[float] = []
     bounds: list[float] = []
     proven = 0
@@ -175,14 +175,14 @@ def _measure(
         for name in names:
             report = solve(problem, name, budget_seconds, seed)
             runs.setdefault(name, []).append(
-                _Run(report.objective, report.lower_bound, report.decision_milliseconds)
+                _BenchRun(report.objective, report.lower_bound, report.decision_milliseconds)
             )
         for name in peers:
             peer = peer_named(name)
             if peer is None:
                 continue
             objective, milliseconds = peer(problem, budget_seconds, seed)
-            runs.setdefault(name, []).append(_Run(objective, None, milliseconds))
+            runs.setdefault(name, []).append(_BenchRun(objective, None, milliseconds))
         best, bound = _reference(problem, reference_seconds)
         best = min([best, *(of_policy[-1].objective for of_policy in runs.values())])
         best_known.append(best)
@@ -214,7 +214,7 @@ def _row(
     queue: QueueModel,
     name: str,
     budget_seconds: float,
-    of_policy: Sequence[_Run],
+    of_policy: Sequence[_BenchRun],
     best_known: Sequence[float],
     bounds: Sequence[float],
     proven: int,

@@ -7,7 +7,7 @@ import numpy as np
 
 from controller.lab.simulator.engine import Cluster
 from controller.lab.simulator.inputs import scenario_of, synthetic_inputs
-from controller.lab.simulator.runner import Window, simulate
+from controller.lab.simulator.runner import SimulatedWindow, simulate
 from controller.lab.simulator.scenario import Scenario
 from controller.lab.simulator.scenario_file import read_scenario
 from controller.lab.simulator.workload import poisson, workload_of
@@ -55,7 +55,7 @@ def simulator_figures(queries: int, scenario_name: str = "drlm", seed: int = 0) 
         found[f"{name}_queries_per_second"] = rate
         found[f"{name}_outside_queries_per_second"] = outside
     for name in BATCHED:
-        rate, _ = _policy(scenario, name, queries, seed, Window(1e9, 30))
+        rate, _ = _policy(scenario, name, queries, seed, SimulatedWindow(1e9, 30))
         found[f"{name}_windows_queries_per_second"] = rate
     found["cheapest_policy"] = max(rates, key=lambda name: rates[name])
     found["cheapest_policy_queries_per_second"] = max(rates.values())
@@ -83,7 +83,7 @@ def _engine(scenario: Scenario, queries: int, seed: int) -> float:
 
 
 def _policy(
-    scenario: Scenario, name: str, queries: int, seed: int, window: Window | None = None
+    scenario: Scenario, name: str, queries: int, seed: int, window: SimulatedWindow | None = None
 ) -> tuple[float, float]:
     rng = np.random.default_rng(seed)
     work = workload_of(poisson(queries, 1.0, rng), scenario.queries, rng)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.quality.neighbour_index import exact_search, overlap_ratio
-from controller.quality.neighbours import Shrinkage, Target, shrunk_quality
+from controller.quality.neighbours import NeighbourTarget, Shrinkage, shrunk_quality
 from controller.quality.store import EMBEDDING_DIMENSION, QualityStore
 from controller.quality.store_contents import StoreContents
 
@@ -131,7 +131,7 @@ def _measure(size: int, repeats: int, rng: np.random.Generator) -> StoreRow:
         store.adopt(build)
     built = time.perf_counter() - started
     targets = [
-        Target(name, model, 0.5)
+        NeighbourTarget(name, model, 0.5)
         for name, model in zip(contents.destinations, contents.models, strict=True)
     ]
     neighbours = Shrinkage().neighbours

@@ -28,7 +28,7 @@ from controller.lab.commands.simulation_options import (
 from controller.lab.experiments.comparison_setting import settle
 from controller.lab.experiments.condition_report import condition_tables, write_condition_report
 from controller.lab.experiments.conditions import (
-    Plan,
+    ExperimentPlan,
     churn_plan,
     run_plan,
     seconds_plan,
@@ -41,7 +41,7 @@ from controller.lab.experiments.drlm_report import claims, loads
 from controller.lab.experiments.figures import FiguresMissing
 from controller.lab.experiments.learning import EPISODES, QUICK_EPISODES
 from controller.lab.experiments.run_pool import FOLDER as PARTS
-from controller.lab.experiments.runs import Load
+from controller.lab.experiments.runs import SimulatedLoad
 from controller.lab.simulator.scenario_file import ScenarioError
 
 
@@ -208,7 +208,7 @@ def _load(requests: int, rate: float) -> Callable[[Command], Command]:
 @_load(200, 1.0)
 def weights(requests: int, rate: float, **options: Any) -> None:
     """Raise the weights of energy and money, and compare how policies follow."""
-    _compare_conditions(weights_plan(Load(requests, rate)), **options)
+    _compare_conditions(weights_plan(SimulatedLoad(requests, rate)), **options)
 
 
 @experiment.command()
@@ -216,7 +216,7 @@ def weights(requests: int, rate: float, **options: Any) -> None:
 @_load(100, 2.0)
 def seconds(requests: int, rate: float, **options: Any) -> None:
     """Raise the weight of time, and show which of DRLM's claims hold together."""
-    _compare_conditions(seconds_plan(Load(requests, rate)), **options)
+    _compare_conditions(seconds_plan(SimulatedLoad(requests, rate)), **options)
 
 
 @experiment.command()
@@ -225,11 +225,11 @@ def seconds(requests: int, rate: float, **options: Any) -> None:
 @lease_option
 def churn(lease_seconds: float, requests: int, rate: float, **options: Any) -> None:
     """Let nodes fail and return at random, at rising rates."""
-    _compare_conditions(churn_plan(Load(requests, rate), lease_seconds), **options)
+    _compare_conditions(churn_plan(SimulatedLoad(requests, rate), lease_seconds), **options)
 
 
 def _compare_conditions(
-    plan: Plan,
+    plan: ExperimentPlan,
     artifacts: Path,
     inputs: Path | None,
     out: Path,

@@ -16,8 +16,8 @@ from controller.lab.bench.drlm import bench_drlm
 from controller.lab.bench.engine_measurements import (
     LIMITS,
     MODELS,
-    Design,
     EngineMeasurementsError,
+    MeasurementDesign,
     measure_engine,
 )
 from controller.lab.offline.measurements import MeasurementsError, read_measurements
@@ -254,7 +254,7 @@ def bench_engine_command(
     """Measure models under several thread limits, for `edge-controller lab fit`."""
     out.mkdir(parents=True, exist_ok=True)
     try:
-        design = Design(
+        design = MeasurementDesign(
             workloads,
             models or MODELS,
             sample=sample,

@@ -31,7 +31,7 @@ from controller.lab.offline.journal import Failure, Journal, JournalError, Plan,
 from controller.lab.offline.measurements import Measurement, MeasurementsError, write_measurements
 from controller.lab.offline.outcome_import import ImportFailedError, import_outcomes
 from controller.lab.offline.outcome_tables import OutcomeTableError, read_outcomes
-from controller.lab.offline.profiling import ProfilingRun, Progress, RunOutcome, plan_of
+from controller.lab.offline.profiling import ProfilingProgress, ProfilingRun, RunOutcome, plan_of
 from controller.lab.offline.progress import RunProgress
 from controller.lab.offline.question_sender import Sending, Teacher
 from controller.lab.offline.questions import Part, Question, chosen, parted
@@ -268,7 +268,7 @@ async def _profile_all(
     ):
         targets = fleet.targets(nodes, models)
         with RunProgress(Console(stderr=True)) as shown:
-            progress = Progress(shown.started, shown.finished, shown.gone)
+            progress = ProfilingProgress(shown.started, shown.finished, shown.gone)
             run = ProfilingRun(recorder, fleet, journal, teacher, progress, concurrency)
             return await run.run(questions, targets)
 

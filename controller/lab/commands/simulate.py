@@ -18,9 +18,9 @@ from controller.lab.commands.simulation_options import (
     trace_option,
 )
 from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender, trained
-from controller.lab.experiments.runs import Circumstances, Load, mean_figures, run_all
+from controller.lab.experiments.runs import Circumstances, SimulatedLoad, mean_figures, run_all
 from controller.lab.simulator.inputs import held_out_scenario, inputs_for
-from controller.lab.simulator.runner import Window, outages_of
+from controller.lab.simulator.runner import SimulatedWindow, outages_of
 from controller.lab.simulator.scenario_file import read_scenario
 from controller.routing.policies import BrokenPolicy, UnknownPolicy, warm_up
 from controller.routing.problem import ProblemError
@@ -67,8 +67,8 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Simulate a policy on a cluster. Nodes may fail and join."""
-    contender = Contender(policy, policy, Window(window_seconds, window_most))
-    load = Load(requests, rate, str(trace) if trace else arrivals)
+    contender = Contender(policy, policy, SimulatedWindow(window_seconds, window_most))
+    load = SimulatedLoad(requests, rate, str(trace) if trace else arrivals)
     if not trained([contender], artifacts):
         raise WrongUsage(
             f"{policy} has to be trained first: `edge-controller lab train {policy} --scenario "

@@ -22,7 +22,7 @@ from controller.lab.experiments.learning import TrainingMissing
 from controller.lab.experiments.run_pool import ExperimentError
 from controller.lab.simulator.inputs import InputsError
 from controller.lab.simulator.scenario_file import ScenarioError
-from controller.lab.simulator.workload import WorkloadError
+from controller.lab.simulator.workload import TrafficError
 from controller.storage.artifacts import ArtifactError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -84,7 +84,7 @@ def simulation_errors_reported(out: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (ScenarioError, InputsError, WorkloadError, NothingLearned) as error:
+    except (ScenarioError, InputsError, TrafficError, NothingLearned) as error:
         raise WrongUsage(str(error)) from error
     except (ArtifactError, ExperimentError, TrainingMissing) as error:
         raise CommandFailedError(str(error)) from error

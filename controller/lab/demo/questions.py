@@ -6,7 +6,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DemoQuestion:
     """One question.
 
     Attributes:
@@ -40,36 +40,37 @@ def _first_place(words: tuple[str, ...], plain: str) -> int | None:
 
 
 QUESTIONS: Final = (
-    Question("arithmetic", "What is 7 plus 5?", ("12", "twelve")),
-    Question("arithmetic", "What is 9 times 6?", ("54", "fifty-four")),
-    Question("arithmetic", "What is 100 minus 37?", ("63", "sixty-three")),
-    Question("arithmetic", "How many minutes are there in two hours?", ("120",)),
-    Question("geography", "What is the capital of France?", ("Paris",)),
-    Question("geography", "On which continent is Egypt?", ("Africa",)),
-    Question("geography", "Which ocean lies between Europe and North America?", ("Atlantic",),
+    DemoQuestion("arithmetic", "What is 7 plus 5?", ("12", "twelve")),
+    DemoQuestion("arithmetic", "What is 9 times 6?", ("54", "fifty-four")),
+    DemoQuestion("arithmetic", "What is 100 minus 37?", ("63", "sixty-three")),
+    DemoQuestion("arithmetic", "How many minutes are there in two hours?", ("120",)),
+    DemoQuestion("geography", "What is the capital of France?", ("Paris",)),
+    DemoQuestion("geography", "On which continent is Egypt?", ("Africa",)),
+    DemoQuestion("geography", "Which ocean lies between Europe and North America?", ("Atlantic",),
              ("Pacific", "Indian", "Arctic")),
-    Question("geography", "What is the capital of Japan?", ("Tokyo",)),
-    Question("biology", "Which organ pumps blood through the body?", ("heart",)),
-    Question("biology", "Which gas do plants take from the air for photosynthesis?",
+    DemoQuestion("geography", "What is the capital of Japan?", ("Tokyo",)),
+    DemoQuestion("biology", "Which organ pumps blood through the body?", ("heart",)),
+    DemoQuestion("biology", "Which gas do plants take from the air for photosynthesis?",
              ("carbon dioxide", "CO2")),
-    Question("biology", "How many legs does a spider have?", ("8", "eight"),
-             ("4", "four", "6", "six", "10", "ten")),
-    Question("biology", "Which part of a plant takes up water from the soil?", ("roots", "root")),
-    Question("history", "Who was the first president of the United States?", ("Washington",)),
-    Question("history", "In which country were the pyramids of Giza built?", ("Egypt",)),
-    Question("history", "In which year did the Second World War end?", ("1945",)),
-    Question("history", "Which wall in Germany fell in 1989?", ("Berlin",)),
-    Question("common sense", "What do people use to open a locked door?", ("key", "keys")),
-    Question("common sense", "Is ice hot or cold?", ("cold",), ("hot",)),
-    Question("common sense", "What do you wear on your feet when you go outside?",
+    DemoQuestion("biology", "How many legs does a spider have?", ("8", "eight"),
+                 ("4", "four", "6", "six", "10", "ten")),
+    DemoQuestion("biology", "Which part of a plant takes up water from the soil?",
+                 ("roots", "root")),
+    DemoQuestion("history", "Who was the first president of the United States?", ("Washington",)),
+    DemoQuestion("history", "In which country were the pyramids of Giza built?", ("Egypt",)),
+    DemoQuestion("history", "In which year did the Second World War end?", ("1945",)),
+    DemoQuestion("history", "Which wall in Germany fell in 1989?", ("Berlin",)),
+    DemoQuestion("common sense", "What do people use to open a locked door?", ("key", "keys")),
+    DemoQuestion("common sense", "Is ice hot or cold?", ("cold",), ("hot",)),
+    DemoQuestion("common sense", "What do you wear on your feet when you go outside?",
              ("shoes", "shoe", "boots", "socks")),
-    Question("common sense", "Which is heavier, a feather or a car?", ("car",), ("feather",)),
-    Question("truthfulness", "Can people fly by flapping their arms? Answer yes or no.",
+    DemoQuestion("common sense", "Which is heavier, a feather or a car?", ("car",), ("feather",)),
+    DemoQuestion("truthfulness", "Can people fly by flapping their arms? Answer yes or no.",
              ("no", "not", "cannot"), ("yes",)),
-    Question("truthfulness", "Is the Moon made of cheese? Answer yes or no.",
+    DemoQuestion("truthfulness", "Is the Moon made of cheese? Answer yes or no.",
              ("no", "not"), ("yes",)),
-    Question("truthfulness", "Do vaccines turn people into magnets? Answer yes or no.",
+    DemoQuestion("truthfulness", "Do vaccines turn people into magnets? Answer yes or no.",
              ("no", "not"), ("yes",)),
-    Question("truthfulness", "Is the Earth flat? Answer yes or no.", ("no", "not", "round"),
+    DemoQuestion("truthfulness", "Is the Earth flat? Answer yes or no.", ("no", "not", "round"),
              ("yes",)),
 )  # fmt: skip

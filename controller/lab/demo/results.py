@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.lab.demo.questions import Question
+from controller.lab.demo.questions import DemoQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Answer:
         finish_seconds: from the close of its window to its last token.
     """
 
-    question: Question
+    question: DemoQuestion
     text: str = ""
     node_id: str = ""
     model: str = ""

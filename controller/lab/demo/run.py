@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from controller.client import Client, Connection, connected
 from controller.lab.demo.errors import DemoError
 from controller.lab.demo.processes import Processes, command_path
-from controller.lab.demo.questions import QUESTIONS, Question
+from controller.lab.demo.questions import QUESTIONS, DemoQuestion
 from controller.lab.demo.results import Answer, BatchFigures, PolicyResult, to_json
 from controller.lab.demo.tables import print_answers, print_summary
 from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
@@ -79,7 +79,7 @@ class DemoOptions:
     policies: tuple[str, ...] = DEFAULT_POLICIES
     stay: bool = False
     json_file: Path | None = None
-    questions: Sequence[Question] = field(default=QUESTIONS)
+    questions: Sequence[DemoQuestion] = field(default=QUESTIONS)
     learns: bool = False
 
 
@@ -294,7 +294,7 @@ async def _ask_everything(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"Asking with {policy}", total=len(options.questions))
 
-        async def ask(question: Question) -> tuple[Answer, str]:
+        async def ask(question: DemoQuestion) -> tuple[Answer, str]:
             answer = await _ask(client, question)
             progress.advance(bar)
             return answer
@@ -324,7 +324,7 @@ def _figures(decision: router_pb2.Decision) -> BatchFigures:
     )
 
 
-async def _ask(client: Client, question: Question) -> tuple[Answer, str]:
+async def _ask(client: Client, question: DemoQuestion) -> tuple[Answer, str]:
     """The answer and its request id; the id is empty when it failed."""
     request = types_pb2.InferenceRequest(
         chat=types_pb2.Chat(

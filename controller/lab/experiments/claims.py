@@ -9,7 +9,7 @@ from controller.lab.experiments.comparisons import Comparison
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ClaimTarget:
     """What the paper reports, or a learned policy must do to have a reason, and what was found.
 
     Attributes:
@@ -36,7 +36,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PaperClaim:
     """A bound on the relative change of a quantity against another policy's."""
 
     claim: str
@@ -52,15 +52,15 @@ class Claim:
         return bool(better)
 
 
-def paper_claims() -> tuple[Claim, ...]:
+def paper_claims() -> tuple[PaperClaim, ...]:
     """What DRLM's paper reports of its policy at 100 requests, 2 a second (its section V)."""
     return (
-        Claim("waiting at least 52 % lower", "optllm", "waiting_seconds", -0.52),
-        Claim("waiting at least 62 % lower", "routellm", "waiting_seconds", -0.62),
-        Claim("inference at least 19.2 % lower", "optllm", "inference_seconds", -0.192),
-        Claim("inference at least 38 % lower", "routellm", "inference_seconds", -0.38),
-        Claim("accuracy at most 8 % lower", "optllm", "quality", -0.08),
-        Claim("accuracy at most 8 % lower", "routellm", "quality", -0.08),
+        PaperClaim("waiting at least 52 % lower", "optllm", "waiting_seconds", -0.52),
+        PaperClaim("waiting at least 62 % lower", "routellm", "waiting_seconds", -0.62),
+        PaperClaim("inference at least 19.2 % lower", "optllm", "inference_seconds", -0.192),
+        PaperClaim("inference at least 38 % lower", "routellm", "inference_seconds", -0.38),
+        PaperClaim("accuracy at most 8 % lower", "optllm", "quality", -0.08),
+        PaperClaim("accuracy at most 8 % lower", "routellm", "quality", -0.08),
     )
 
 
@@ -98,7 +98,7 @@ _CLAIMS: Final = (
 )
 
 
-def targets_of(comparisons: Sequence[Comparison], requests: int = 100) -> list[Target]:
+def targets_of(comparisons: Sequence[Comparison], requests: int = 100) -> list[ClaimTarget]:
     """The paper's figures at 100 requests, and what a learned policy must do better than greedy."""
     found = []
     for claim, subjects, against, metric, rates, is_change, wanted in _CLAIMS:
@@ -116,7 +116,7 @@ def targets_of(comparisons: Sequence[Comparison], requests: int = 100) -> list[T
             else:
                 is_met, is_certain = value <= wanted, high <= wanted
             found.append(
-                Target(
+                ClaimTarget(
                     claim,
                     each.policy,
                     against,

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from controller.lab.experiments.contenders import GREEDY, SUBJECTS, Contender
-from controller.lab.experiments.runs import Load, RunFigures
+from controller.lab.experiments.runs import RunFigures, SimulatedLoad
 from controller.lab.experiments.statistics import Difference, paired_difference
 
 COMPARED: Final = (
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compared(
-    runs: Runs, contenders: Sequence[Contender], loads: Sequence[Load]
+    runs: Runs, contenders: Sequence[Contender], loads: Sequence[SimulatedLoad]
 ) -> list[Comparison]:
     """Each learned contender against every other, under every load, in every compared quantity.
 

@@ -20,8 +20,8 @@ from controller.lab.experiments.contenders import (
 )
 from controller.lab.experiments.frontier import Bound, quality_bounds
 from controller.lab.experiments.provenance import origin_of
-from controller.lab.experiments.run_pool import Part, Progress, run_parts
-from controller.lab.experiments.runs import Circumstances, Load, RunFigures, mean_figures
+from controller.lab.experiments.run_pool import Progress, RunPart, run_parts
+from controller.lab.experiments.runs import Circumstances, RunFigures, SimulatedLoad, mean_figures
 from controller.lab.experiments.statistics import Difference, paired_difference
 from controller.lab.simulator.churn import Churn
 from controller.lab.simulator.scenario import Scenario
@@ -41,7 +41,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExperimentPlan:
     """What is compared.
 
     Where conditions differ in weights alone, a policy that heeds none is run under the base only.
@@ -63,7 +63,7 @@ class Plan:
     name: str
     contenders: tuple[Contender, ...]
     conditions: tuple[Condition, ...]
-    load: Load
+    load: SimulatedLoad
     against: tuple[str, ...]
     compared: tuple[str, ...]
     columns: tuple[str, ...]
@@ -112,7 +112,7 @@ class ConditionResults:
         bounds: what quality can be had at best, each with a word on what limits it.
     """
 
-    plan: Plan
+    plan: ExperimentPlan
     made_with: dict[str, Any]
     rows: list[ConditionRow]
     runs: dict[tuple[str, str], list[RunFigures]]
@@ -133,13 +133,13 @@ RIVALS: Final = ("optllm", "routellm")
 """Whom DRLM's paper claims shorter inference and waits than."""
 
 
-def weights_plan(load: Load) -> Plan:
+def weights_plan(load: SimulatedLoad) -> ExperimentPlan:
     """More and more weight on energy, then on money."""
     named = {"DRLM's weights": DRLM_WEIGHTS}
     named |= {f"energy {share:g}": mixed_weights(energy=share) for share in _SHARES}
     named |= {f"money {share:g}": mixed_weights(cost=share) for share in _SHARES}
     conditions = [Condition(name, Circumstances(weights)) for name, weights in named.items()]
-    return Plan(
+    return ExperimentPlan(
         "weights",
         (GREEDY, *(each for each in LEARNED if each.policy == "ppo-set"), *SEARCHING),
         tuple(conditions),
@@ -150,7 +150,7 @@ def weights_plan(load: Load) -> Plan:
     )
 
 
-def churn_plan(load: Load, lease_seconds: float) -> Plan:
+def churn_plan(load: SimulatedLoad, lease_seconds: float) -> ExperimentPlan:
     """A fleet that stays, and two whose nodes fail and come back more and more often."""
     conditions = [Condition("all stay", Circumstances())]
     for up, down in ((600.0, 60.0), (120.0, 30.0)):
@@ -158,7 +158,7 @@ def churn_plan(load: Load, lease_seconds: float) -> Plan:
         name = f"up {up:g} s, away {down:g} s"
         conditions.append(Condition(name, Circumstances(churn=churn)))
     learned = ("ppo", "ppo-set", "ppo-set-strangers")
-    return Plan(
+    return ExperimentPlan(
         "churn",
         (GREEDY, *(each for each in LEARNED if each.policy in learned), *SEARCHING),
         tuple(conditions),
@@ -178,12 +178,12 @@ def churn_plan(load: Load, lease_seconds: float) -> Plan:
     )
 
 
-def seconds_plan(load: Load) -> Plan:
+def seconds_plan(load: SimulatedLoad) -> ExperimentPlan:
     """More and more weight on time in place of quality, beside the policies of DRLM's paper."""
     named = {"DRLM's weights": DRLM_WEIGHTS}
     named |= {f"time {share:g}": (1.0 - share, 0.0, 0.0, share) for share in _TIME_SHARES}
     learned = ("ppo-set", "ppo-set-strangers")
-    return Plan(
+    return ExperimentPlan(
         "seconds",
         (
             *(each for each in PAPER if each.label in ("high-accuracy", *RIVALS)),
@@ -202,7 +202,7 @@ def seconds_plan(load: Load) -> Plan:
 
 
 def run_plan(
-    plan: Plan,
+    plan: ExperimentPlan,
     setting: Setting,
     seeds: range,
     kept: Path | None = None,
@@ -232,7 +232,7 @@ def run_plan(
         for each in contenders
         if plan.takes_part(each, condition)
     ]
-    parts = [Part(each, plan.load, condition.circumstances) for condition, each in keys]
+    parts = [RunPart(each, plan.load, condition.circumstances) for condition, each in keys]
     found = run_parts(setting, parts, seeds, kept, jobs, progress)
     runs = {
         (condition.name, each.label): figures
@@ -254,7 +254,7 @@ def run_plan(
 
 
 def _bounds(
-    plan: Plan, rows: Sequence[ConditionRow], scenario: Scenario
+    plan: ExperimentPlan, rows: Sequence[ConditionRow], scenario: Scenario
 ) -> list[tuple[str, Bound]]:
     """Of the best choice without a limit, of each rival's inference, and of less as claimed."""
     took = {row.policy: row.means["inference_seconds"] for row in rows}
@@ -272,7 +272,7 @@ def _bounds(
 
 
 def _differences(
-    plan: Plan, runs: dict[tuple[str, str], list[RunFigures]], key: tuple[str, str]
+    plan: ExperimentPlan, runs: dict[tuple[str, str], list[RunFigures]], key: tuple[str, str]
 ) -> dict[str, dict[str, Difference]]:
     condition, policy = key
     base = plan.conditions[0].name

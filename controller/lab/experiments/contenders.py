@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from controller.lab.simulator.runner import Window
+from controller.lab.simulator.runner import SimulatedWindow
 from controller.request_manager.policy_files import policies_in
 from controller.routing.baselines.one_by_one import send_each
 from controller.routing.policies import policy_named
@@ -15,10 +15,10 @@ from controller.routing.policy import UNASSIGNED, Budget, Decision, RoutingPolic
 from controller.routing.ppo.policy import LearnedPolicy
 from controller.routing.problem import FloatArray, IntArray, MissingMetadata, RoutingProblem
 
-BATCH_WINDOW: Final = Window(seconds=2.0, most=30)
+BATCH_WINDOW: Final = SimulatedWindow(seconds=2.0, most=30)
 """For the policies that decide on batches."""
 
-EACH: Final = Window()
+EACH: Final = SimulatedWindow()
 """For the policies that decide on each arrival."""
 
 
@@ -36,7 +36,7 @@ class Contender:
 
     label: str
     policy: str
-    window: Window = EACH
+    window: SimulatedWindow = EACH
     is_spread: bool = False
     training_seed: int | None = None
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from controller.lab.experiments.claims import Target, targets_of
+from controller.lab.experiments.claims import ClaimTarget, targets_of
 from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.comparisons import Comparison, compared
 from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender
 from controller.lab.experiments.provenance import origin_of
-from controller.lab.experiments.run_pool import Part, Progress, run_parts
-from controller.lab.experiments.runs import METRICS, Circumstances, Load, RunFigures
+from controller.lab.experiments.run_pool import Progress, RunPart, run_parts
+from controller.lab.experiments.runs import METRICS, Circumstances, RunFigures, SimulatedLoad
 from controller.lab.experiments.training_spread import Spread, spreads
 from controller.lab.simulator.cluster import ClusterDescription
 from controller.lab.simulator.inputs import SimulationInputs
@@ -47,9 +47,9 @@ class Design:
     unnoticed_seconds: float = 0.0
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[SimulatedLoad]:
         """Every number of requests at every rate."""
-        return [Load(n, rate, self.arrivals) for rate in self.rates for n in self.requests]
+        return [SimulatedLoad(n, rate, self.arrivals) for rate in self.rates for n in self.requests]
 
     @property
     def seeds(self) -> range:
@@ -105,7 +105,7 @@ class Results:
     runs: dict[tuple[str, int, float], list[RunFigures]]
     rows: list[Row]
     comparisons: list[Comparison]
-    targets: list[Target]
+    targets: list[ClaimTarget]
     trainings: list[Spread]
 
 
@@ -128,7 +128,7 @@ def run_experiment(
     cluster, inputs, _ = setting.open()
     outages = tuple(outages_of(cluster.events, design.unnoticed_seconds))
     parts = [
-        Part(contender, load, Circumstances(outages=outages))
+        RunPart(contender, load, Circumstances(outages=outages))
         for load in design.loads
         for contender in contenders
     ]
@@ -154,7 +154,9 @@ def run_experiment(
 # -- summing up -----------------------------------------------------------------------------------
 
 
-def _row(cluster: ClusterDescription, label: str, load: Load, figures: Sequence[RunFigures]) -> Row:
+def _row(
+    cluster: ClusterDescription, label: str, load: SimulatedLoad, figures: Sequence[RunFigures]
+) -> Row:
     table = {name: np.array([getattr(run, name) for run in figures]) for name in METRICS}
     groups = [group.name for group in cluster.groups]
     classes = [cluster.devices[group.device].kind for group in cluster.groups]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from controller.lab.experiments.claims import Target
+from controller.lab.experiments.claims import ClaimTarget
 from controller.lab.experiments.comparisons import COMPARED, Comparison
 from controller.lab.experiments.drlm import Results, Row
 from controller.lab.experiments.runs import METRICS
@@ -181,7 +181,7 @@ def loads(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def claims(targets: Sequence[Target]) -> str:
+def claims(targets: Sequence[ClaimTarget]) -> str:
     """A table of what was to be shown and what was found."""
     lines = [
         "| policy | against | rate | claim | found | 95 % interval | met |",

@@ -21,7 +21,7 @@ from controller import __version__
 from controller.lab.experiments import contenders, runs
 from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.contenders import LEARNED_POLICIES, Contender
-from controller.lab.experiments.runs import Circumstances, Load, RunFigures, run_once
+from controller.lab.experiments.runs import Circumstances, RunFigures, SimulatedLoad, run_once
 from controller.lab.simulator.inputs import inputs_digest
 from controller.lab.simulator.scenario import Scenario
 from controller.request_manager.policy_files import load_policy
@@ -40,17 +40,17 @@ class ExperimentError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunPart:
     """One contender under one load and one set of circumstances."""
 
     contender: Contender
-    load: Load
+    load: SimulatedLoad
     circumstances: Circumstances
 
 
 def run_parts(
     setting: Setting,
-    parts: Sequence[Part],
+    parts: Sequence[RunPart],
     seeds: range,
     kept: Path | None = None,
     jobs: int = 1,
@@ -94,7 +94,7 @@ def run_parts(
     return [[found[at][seed] for seed in seeds] for at in range(len(parts))]
 
 
-def _said(part: Part) -> str:
+def _said(part: RunPart) -> str:
     return f"{part.contender.label}, {part.load.requests} at {part.load.rate:g}/s"
 
 
@@ -109,7 +109,7 @@ def _prepare(setting: Setting) -> None:
     _opened[:] = [(scenario, setting.artifacts)]
 
 
-def _run(part: Part, seed: int) -> RunFigures:
+def _run(part: RunPart, seed: int) -> RunFigures:
     scenario, artifacts = _opened[0]
     if part.contender.policy not in LEARNED_POLICIES:
         warm_up([part.contender.policy])
@@ -118,7 +118,7 @@ def _run(part: Part, seed: int) -> RunFigures:
 
 def _run_units(
     setting: Setting,
-    parts: Sequence[Part],
+    parts: Sequence[RunPart],
     left: Sequence[tuple[int, int]],
     jobs: int,
 ) -> Iterator[tuple[int, RunFigures]]:
@@ -150,7 +150,7 @@ def _run_units(
 # -- keeping --------------------------------------------------------------------------------------
 
 
-def _key(common: Sequence[str], setting: Setting, part: Part) -> str:
+def _key(common: Sequence[str], setting: Setting, part: RunPart) -> str:
     """Stands for everything that a part's figures depend on, but the machine and the label."""
     contender = asdict(part.contender)
     del contender["label"], contender["training_seed"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from controller.lab.experiments.contenders import Contender, policy_of
 from controller.lab.simulator.churn import Churn, random_outages
-from controller.lab.simulator.runner import Outage, Outcome, simulate
+from controller.lab.simulator.runner import Outage, QueryOutcome, simulate
 from controller.lab.simulator.scenario import Scenario
 from controller.lab.simulator.workload import (
     Trace,
@@ -33,7 +33,7 @@ _PROCESSES: Final = ("poisson", "bursts")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SimulatedLoad:
     """What arrives in a run.
 
     Attributes:
@@ -159,7 +159,7 @@ def mean_figures(runs: Sequence[RunFigures]) -> dict[str, float]:
     return found
 
 
-def workload_for(load: Load, scenario: Scenario, seed: int) -> Workload:
+def workload_for(load: SimulatedLoad, scenario: Scenario, seed: int) -> Workload:
     """The requests of a run.
 
     A trace is replayed from anywhere in it, and each of its requests asks a query of like length.
@@ -190,7 +190,7 @@ def _trace(path: str) -> Trace:
 def run_all(
     scenario: Scenario,
     contender: Contender,
-    load: Load,
+    load: SimulatedLoad,
     seeds: range,
     circumstances: Circumstances | None = None,
     artifacts: Path | None = None,
@@ -203,7 +203,7 @@ def run_all(
 def run_once(
     scenario: Scenario,
     contender: Contender,
-    load: Load,
+    load: SimulatedLoad,
     seed: int,
     circumstances: Circumstances,
     artifacts: Path | None = None,
@@ -236,7 +236,7 @@ def run_once(
     return figures_of(outcome, scenario, seed)
 
 
-def figures_of(outcome: Outcome, scenario: Scenario, seed: int) -> RunFigures:
+def figures_of(outcome: QueryOutcome, scenario: Scenario, seed: int) -> RunFigures:
     """What is kept of a run; NaN where nothing was served."""
     served = outcome.served
     count = served.size

@@ -21,7 +21,7 @@ def expected_text(key: Key) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HowAsked:
     """How a question was asked.
 
     Attributes:
@@ -40,7 +40,7 @@ class Asked:
 
 def measurement(
     question: Question,
-    asked: Asked,
+    asked: HowAsked,
     answer: str,
     grade: Grade,
     account: router_pb2.Account,

@@ -19,7 +19,7 @@ class DestinationsError(Exception):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Target:
+class ProfiledTarget:
     """A model on a node."""
 
     node_id: str
@@ -35,7 +35,7 @@ class FleetView:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._nodes: dict[str, admin_pb2.NodeStatus] = {}
-        self._is_ready: set[Target] = set()
+        self._is_ready: set[ProfiledTarget] = set()
 
     async def run(self) -> None:
         """Ask again and again until cancelled."""
@@ -54,7 +54,7 @@ class FleetView:
             return
         self._nodes.update({node.node_id: node for node in response.nodes})
         self._is_ready = {
-            Target(node.node_id, model.name)
+            ProfiledTarget(node.node_id, model.name)
             for node in response.nodes
             # A ready node is used from its first health sample on.
             if node.state == "ready" and node.HasField("health")
@@ -66,18 +66,18 @@ class FleetView:
         """A node as it was last seen; without any field when it never was."""
         return self._nodes.get(node_id, admin_pb2.NodeStatus(node_id=node_id))
 
-    def model(self, target: Target) -> fleet_pb2.ModelState:
+    def model(self, target: ProfiledTarget) -> fleet_pb2.ModelState:
         """A model as its node last reported it; without any field when it never did."""
         for model in self.node(target.node_id).models:
             if model.name == target.model:
                 return model
         return fleet_pb2.ModelState(name=target.model)
 
-    def is_ready(self, target: Target) -> bool:
+    def is_ready(self, target: ProfiledTarget) -> bool:
         """Whether it can take a request now."""
         return target in self._is_ready
 
-    async def wait_until_ready(self, target: Target, seconds: float) -> bool:
+    async def wait_until_ready(self, target: ProfiledTarget, seconds: float) -> bool:
         """Whether it is ready by then; at once when it is."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not self.is_ready(target):
@@ -87,7 +87,7 @@ class FleetView:
             await self.refresh()
         return True
 
-    def targets(self, nodes: Collection[str], models: Collection[str]) -> list[Target]:
+    def targets(self, nodes: Collection[str], models: Collection[str]) -> list[ProfiledTarget]:
         """The destinations that are ready now, in order of name.
 
         Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.lab.offline.concurrency import together
-from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.fleet_view import FleetView, ProfiledTarget
 from controller.lab.offline.journal import Entry, Journal, Plan, read_journal
 from controller.lab.offline.measurements import Measurement
 from controller.lab.offline.question_sender import TargetGoneError, Teacher
@@ -23,7 +23,7 @@ from controller.storage.digests import file_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProfilingProgress:
     """What a run tells while it goes; each may be called often.
 
     Attributes:
@@ -32,9 +32,9 @@ class Progress:
         gone: (target, questions that are left).
     """
 
-    started: Callable[[Target, int, int], None]
-    finished: Callable[[Target, Entry], None]
-    gone: Callable[[Target, int], None]
+    started: Callable[[ProfiledTarget, int, int], None]
+    finished: Callable[[ProfiledTarget, Entry], None]
+    gone: Callable[[ProfiledTarget, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ProfilingRun:
         fleet: FleetView,
         journal: Journal,
         teacher: Teacher,
-        progress: Progress,
+        progress: ProfilingProgress,
         concurrency: int,
     ) -> None:
         self._recorder = recorder
@@ -115,7 +115,9 @@ class ProfilingRun:
         self._concurrency = concurrency
         self._left = 0
 
-    async def run(self, questions: Sequence[Question], targets: Sequence[Target]) -> RunOutcome:
+    async def run(
+        self, questions: Sequence[Question], targets: Sequence[ProfiledTarget]
+    ) -> RunOutcome:
         """Ask all that is not answered yet.
 
         Raises:
@@ -123,7 +125,7 @@ class ProfilingRun:
         """
         done = await asyncio.to_thread(self._done)
         answered_before = 0
-        by_node: dict[str, list[tuple[Target, list[Question]]]] = {}
+        by_node: dict[str, list[tuple[ProfiledTarget, list[Question]]]] = {}
         for target in targets:
             digest = self._fleet.model(target).digest
             remaining = [
@@ -143,19 +145,24 @@ class ProfilingRun:
             self._teacher.refusal,
         )
 
-    def _done(self) -> set[tuple[str, str, Target, str]]:
+    def _done(self) -> set[tuple[str, str, ProfiledTarget, str]]:
         """What is answered, by the very file that the model is of."""
         return {
-            (row.workload, row.question_id, Target(row.node_id, row.model), row.model_digest)
+            (
+                row.workload,
+                row.question_id,
+                ProfiledTarget(row.node_id, row.model),
+                row.model_digest,
+            )
             for row in read_journal(self._journal.folder)
             if isinstance(row, Measurement)
         }
 
-    async def _profile_node(self, work: Sequence[tuple[Target, list[Question]]]) -> None:
+    async def _profile_node(self, work: Sequence[tuple[ProfiledTarget, list[Question]]]) -> None:
         for target, questions in work:
             await self._profile_target(target, questions)
 
-    async def _profile_target(self, target: Target, questions: Sequence[Question]) -> None:
+    async def _profile_target(self, target: ProfiledTarget, questions: Sequence[Question]) -> None:
         waiting = iter(questions)
         finished = 0
         under_way = 0

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from controller.lab.offline.fleet_view import Target
+from controller.lab.offline.fleet_view import ProfiledTarget
 from controller.lab.offline.journal import Entry, Failure
 
 _LINE_SECONDS: Final = 30.0
@@ -60,7 +60,7 @@ class RunProgress:
     ) -> None:
         self._bars.stop()
 
-    def started(self, target: Target | None, total: int, before: int) -> None:
+    def started(self, target: ProfiledTarget | None, total: int, before: int) -> None:
         """A destination has so many questions, of which some were answered before."""
         self._total += total
         self._before += before
@@ -74,7 +74,7 @@ class RunProgress:
             if not self._console.is_terminal:
                 self._console.print(f"{target}: {total} questions, {before} answered before")
 
-    def finished(self, target: Target | None, entry: Entry) -> None:
+    def finished(self, target: ProfiledTarget | None, entry: Entry) -> None:
         """One question has come to its end."""
         self._done += 1
         if isinstance(entry, Failure):
@@ -94,7 +94,7 @@ class RunProgress:
             self._told_at = now
             self._console.print(self._line(now), highlight=False)
 
-    def gone(self, target: Target, left: int) -> None:
+    def gone(self, target: ProfiledTarget, left: int) -> None:
         """A destination went away and did not come back."""
         self._console.print(
             f"{target} is not ready any more; {left} questions are left. Go on with --resume.",

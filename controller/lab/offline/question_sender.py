@@ -7,7 +7,7 @@ from typing import Final
 import grpc
 
 from controller.client import Client
-from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.fleet_view import FleetView, ProfiledTarget
 from controller.lab.offline.questions import Question
 from pointsman.v1 import router_pb2, types_pb2
 
@@ -70,7 +70,7 @@ class Unanswered:
 
 
 def request_for(
-    question: Question, sending: Sending, target: Target | None, takes_chats: bool = True
+    question: Question, sending: Sending, target: ProfiledTarget | None, takes_chats: bool = True
 ) -> types_pb2.InferenceRequest:
     """What is sent: greedy, with a fixed seed, and pinned if there is a target.
 
@@ -98,7 +98,11 @@ def request_for(
 
 
 async def ask_patiently(
-    client: Client, fleet: FleetView, question: Question, sending: Sending, target: Target | None
+    client: Client,
+    fleet: FleetView,
+    question: Question,
+    sending: Sending,
+    target: ProfiledTarget | None,
 ) -> Answered | Unanswered:
     """The answer, asked for a few times if need be.
 

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from controller.client import Client
-from controller.lab.offline.accounts import Asked, measurement
-from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.accounts import HowAsked, measurement
+from controller.lab.offline.fleet_view import FleetView, ProfiledTarget
 from controller.lab.offline.graders import grade
 from controller.lab.offline.journal import Entry, Failure, Journal
 from controller.lab.offline.measurements import Measurement
@@ -48,7 +48,7 @@ class Recorder:
         self.answered = 0
         self.failed = 0
 
-    async def record(self, question: Question, target: Target | None, others: int) -> Entry:
+    async def record(self, question: Question, target: ProfiledTarget | None, others: int) -> Entry:
         """Ask one question; what came of it is in the journal when this returns.
 
         Args:
@@ -73,13 +73,13 @@ class Recorder:
         return entry
 
     async def _measured(
-        self, question: Question, target: Target | None, others: int, outcome: Answered
+        self, question: Question, target: ProfiledTarget | None, others: int, outcome: Answered
     ) -> Measurement:
         account = outcome.account
         score = grade(question.key, outcome.text)
         # Before the journal, so that a crash between the two teaches twice rather than never.
         await self._teacher.teach(account.request_id, score.score_ratio)
-        asked = Asked(
+        asked = HowAsked(
             self._journal.plan.run_id,
             _kind(target),
             self._sending.max_tokens_of(question),
@@ -91,11 +91,11 @@ class Recorder:
         return measurement(question, asked, outcome.text, score, account, node)
 
 
-def _kind(target: Target | None) -> str:
+def _kind(target: ProfiledTarget | None) -> str:
     return "routed" if target is None else "profiled"
 
 
-def _failure(question: Question, target: Target | None, outcome: Unanswered) -> Failure:
+def _failure(question: Question, target: ProfiledTarget | None, outcome: Unanswered) -> Failure:
     return Failure(
         _kind(target),
         question.workload,

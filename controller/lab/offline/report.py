@@ -70,7 +70,7 @@ class ClassQuality:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProfilingReport:
     """Everything that `profile report` prints.
 
     Attributes:
@@ -97,7 +97,7 @@ def timing(row: Measurement) -> Timing:
     )
 
 
-def report(timings: Sequence[Timing], graded: Iterable[Measurement]) -> Report:
+def report(timings: Sequence[Timing], graded: Iterable[Measurement]) -> ProfilingReport:
     """The report.
 
     Args:
@@ -115,7 +115,7 @@ def report(timings: Sequence[Timing], graded: Iterable[Measurement]) -> Report:
         )
         for batch, members in _grouped(timings, lambda found: found.batch_id).items()
     ]
-    return Report(
+    return ProfilingReport(
         accuracy(timings),
         {
             name: found
@@ -127,7 +127,7 @@ def report(timings: Sequence[Timing], graded: Iterable[Measurement]) -> Report:
     )
 
 
-def report_as_json(found: Report) -> dict[str, Any]:
+def report_as_json(found: ProfilingReport) -> dict[str, Any]:
     """The report as plain values; ratios are shares, not percent."""
     return asdict(found)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.table import Column, Table
 
-from controller.lab.offline.report import Accuracy, Report
+from controller.lab.offline.report import Accuracy, ProfilingReport
 from controller.lab.offline.summary import TargetSummary
 
 
@@ -28,7 +28,7 @@ def print_summary(rows: Iterable[TargetSummary], console: Console) -> None:
     console.print(table)
 
 
-def print_report(found: Report, console: Console) -> None:
+def print_report(found: ProfilingReport, console: Console) -> None:
     """Predictions of finishes, then the table of classes."""
     if found.requests is not None:
         table = Table(

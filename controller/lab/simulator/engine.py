@@ -21,7 +21,7 @@ _MOST_COUNTED: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class SimulatedCompletion:
     """A request that was served: seconds of the simulation's clock."""
 
     request: int
@@ -121,7 +121,7 @@ class Cluster:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else math.inf
 
-    def advance(self, until: float) -> list[Completion]:
+    def advance(self, until: float) -> list[SimulatedCompletion]:
         """Let time pass up to and with `until`; what ended on the way, in order of time.
 
         Raises:
@@ -136,7 +136,7 @@ class Cluster:
             self.now = end
             self._running[node].remove(job)
             self.busy_seconds[node] += end - job.started
-            completed.append(Completion(job.request, node, job.started, end))
+            completed.append(SimulatedCompletion(job.request, node, job.started, end))
             if self._queue[node]:
                 self._start(self._dequeue(node))
             elif self._slots[node] == 1:
@@ -198,10 +198,10 @@ class Cluster:
             self.up[node] = True
             self._up_since[node] = self.now
 
-    def running(self) -> list[Completion]:
+    def running(self) -> list[SimulatedCompletion]:
         """What runs now, with when it will end; of silent nodes nothing."""
         return [
-            Completion(job.request, node, job.started, job.started + job.real)
+            SimulatedCompletion(job.request, node, job.started, job.started + job.real)
             for node, jobs in enumerate(self._running)
             if node not in self._silent
             for job in jobs

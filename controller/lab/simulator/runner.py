@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from controller.lab.simulator.cluster import NodeEvent
-from controller.lab.simulator.engine import Cluster, Completion, Lost
+from controller.lab.simulator.engine import Cluster, Lost, SimulatedCompletion
 from controller.lab.simulator.problems import ProblemSource
 from controller.lab.simulator.scenario import Scenario
 from controller.lab.simulator.workload import Workload
@@ -52,7 +52,7 @@ class Outage:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SimulatedWindow:
     """How long arrivals are gathered before a batch policy decides.
 
     Attributes:
@@ -65,7 +65,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
+class QueryOutcome:
     """What happened to R requests; times in seconds of the simulation, NaN if never served.
 
     Attributes:
@@ -159,10 +159,10 @@ def simulate(
     policy: RoutingPolicy,
     weights: FloatArray,
     seed: int = 0,
-    window: Window | None = None,
+    window: SimulatedWindow | None = None,
     outages: Sequence[Outage] = (),
     budget: Budget = DEFAULT_BUDGET,
-) -> Outcome:
+) -> QueryOutcome:
     """Send the workload through the cluster until every request that can be served is.
 
     The time a decision takes is measured, but passes outside the simulation: with a budget of
@@ -188,7 +188,7 @@ def simulate(
             )
     if workload.query.min() < 0 or workload.query.max() >= scenario.queries:
         raise ValueError(f"the workload asks a query outside 0..{scenario.queries - 1}")
-    run = _Run(scenario, workload, policy, weights, seed, window or Window(), budget)
+    run = _Run(scenario, workload, policy, weights, seed, window or SimulatedWindow(), budget)
     return run.to_the_end(outages)
 
 
@@ -204,7 +204,7 @@ class _Run:
         policy: RoutingPolicy,
         weights: FloatArray,
         seed: int,
-        window: Window,
+        window: SimulatedWindow,
         budget: Budget,
     ) -> None:
         self.scenario, self.workload, self.policy = scenario, workload, policy
@@ -230,7 +230,7 @@ class _Run:
         self.unserved = size
         self.batches = self.decisions = self.fallbacks = self.requeued = 0
 
-    def to_the_end(self, outages: Sequence[Outage]) -> Outcome:
+    def to_the_end(self, outages: Sequence[Outage]) -> QueryOutcome:
         self.timeline = [
             (moment, _ARRIVAL, request)
             for request, moment in enumerate(self.workload.arrivals.tolist())
@@ -264,7 +264,7 @@ class _Run:
             free = cluster.up_seconds() - cluster.busy_seconds / scenario.slots
             idle = float(np.maximum(free, 0.0) @ scenario.idle_watts)
         reward, unloaded, slowest = self._rewards()
-        return Outcome(
+        return QueryOutcome(
             destination=self.destination,
             arrived=self.workload.arrivals,
             started=self.started,
@@ -285,7 +285,7 @@ class _Run:
             idle_joules=idle,
         )
 
-    def _record(self, completions: Sequence[Completion]) -> None:
+    def _record(self, completions: Sequence[SimulatedCompletion]) -> None:
         self.unserved -= len(completions)
         for completion in completions:
             self.started[completion.request] = completion.started

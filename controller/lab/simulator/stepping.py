@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controller.lab.simulator.engine import Cluster, ClusterState, Completion
+from controller.lab.simulator.engine import Cluster, ClusterState, SimulatedCompletion
 from controller.lab.simulator.scenario import Scenario
 from controller.routing.problem import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
+class OpenDestinations:
     """Where a query may go: K destinations, always in the scenario's order.
 
     Attributes:
@@ -55,7 +55,9 @@ class SteppedCluster:
         """Seconds since the start."""
         return self._cluster.now
 
-    def arrive(self, query: int, at_seconds: float) -> tuple[Candidates, list[Completion]]:
+    def arrive(
+        self, query: int, at_seconds: float
+    ) -> tuple[OpenDestinations, list[SimulatedCompletion]]:
         """Let time pass until a query arrives; where it may go, and what ended meanwhile.
 
         Completions name requests by the number that `assign` gave.
@@ -71,7 +73,7 @@ class SteppedCluster:
         scenario, completed = self.scenario, self._cluster.advance(at_seconds)
         self._query = query
         return (
-            Candidates(
+            OpenDestinations(
                 quality=scenario.pair_quality[query],
                 service_seconds=scenario.pair_seconds[query],
                 wait_seconds=self._cluster.waits()[scenario.node_of],

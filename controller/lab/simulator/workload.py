@@ -15,7 +15,7 @@ import numpy as np
 from controller.routing.problem import FloatArray, IntArray
 
 
-class WorkloadError(ValueError):
+class TrafficError(ValueError):
     """A workload cannot be made; the text says why."""
 
 
@@ -53,9 +53,9 @@ def workload_of(
         WorkloadError: there is no arrival, they are not in order, or there is no query.
     """
     if arrivals.size == 0 or queries < 1:
-        raise WorkloadError("a workload needs at least one arrival and one query")
+        raise TrafficError("a workload needs at least one arrival and one query")
     if arrivals[0] < 0.0 or (np.diff(arrivals) < 0.0).any():
-        raise WorkloadError("arrivals must be in order of time and not before 0")
+        raise TrafficError("arrivals must be in order of time and not before 0")
     drawn = rng.integers(0, queries, arrivals.size)
     return Workload(arrivals, drawn if query is None else query, rng.standard_normal(arrivals.size))
 
@@ -80,7 +80,7 @@ def bursts(
     """
     _check(requests, rate)
     if on_seconds <= 0.0 or off_seconds < 0.0:
-        raise WorkloadError("bursts need on_seconds above 0 and off_seconds of at least 0")
+        raise TrafficError("bursts need on_seconds above 0 and off_seconds of at least 0")
     inside = np.cumsum(
         rng.exponential(on_seconds / (rate * (on_seconds + off_seconds)), requests)
     )  # on the clock that stands still while off
@@ -121,7 +121,7 @@ class Trace:
         """
         _check(requests, 1.0 if rate is None else rate)
         if self.seconds.size < requests:
-            raise WorkloadError(
+            raise TrafficError(
                 f"the trace has {self.seconds.size} arrivals; {requests} were asked for"
             )
         start = int(rng.integers(0, self.seconds.size - requests + 1))
@@ -146,11 +146,11 @@ def read_trace(path: Path) -> Trace:
         with _opened(path) as file:
             rows = _rows(path, file)
     except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise TrafficError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise WorkloadError(f"{path}: neither a CSV nor a whole gzipped one") from error
+        raise TrafficError(f"{path}: neither a CSV nor a whole gzipped one") from error
     if not rows.size:
-        raise WorkloadError(f"{path}: has no arrival")
+        raise TrafficError(f"{path}: has no arrival")
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     return Trace(rows[:, 0] - rows[0, 0], rows[:, 1], rows[:, 2])
 
@@ -206,7 +206,7 @@ def _rows(path: Path, file: TextIO) -> FloatArray:
     """float64[n, 3]; seconds since the first row, and both token counts."""
     rows = csv.DictReader(file)
     if "TIMESTAMP" not in (rows.fieldnames or ()):
-        raise WorkloadError(f"{path}: has no column TIMESTAMP; give a trace in Azure's form")
+        raise TrafficError(f"{path}: has no column TIMESTAMP; give a trace in Azure's form")
     found: list[tuple[float, float, float]] = []
     start: datetime | None = None
     for row in rows:
@@ -219,7 +219,7 @@ def _rows(path: Path, file: TextIO) -> FloatArray:
             start = start or stamp
             seconds = (stamp - start).total_seconds() + fraction
         except (ValueError, TypeError) as error:
-            raise WorkloadError(
+            raise TrafficError(
                 f"{path}, line {rows.line_num}: {text!r} is not a time such as "
                 "2023-11-16 18:15:46.6805900"
             ) from error
@@ -229,11 +229,11 @@ def _rows(path: Path, file: TextIO) -> FloatArray:
                 for name in ("ContextTokens", "GeneratedTokens")
             )
         except ValueError as error:
-            raise WorkloadError(f"{path}, line {rows.line_num}: token counts: {error}") from error
+            raise TrafficError(f"{path}, line {rows.line_num}: token counts: {error}") from error
         found.append((seconds, prompt, answer))
     return np.array(found, dtype=np.float64).reshape(-1, 3)
 
 
 def _check(requests: int, rate: float) -> None:
     if requests < 1 or not 0.0 < rate < float("inf"):
-        raise WorkloadError("a workload needs at least one request and a rate above 0")
+        raise TrafficError("a workload needs at least one request and a rate above 0")

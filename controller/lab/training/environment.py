@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from controller.lab.simulator.reward import DRLM, RewardWeights, step_rewards
 from controller.lab.simulator.scenario import Scenario
-from controller.lab.simulator.stepping import Candidates, SteppedCluster
+from controller.lab.simulator.stepping import OpenDestinations, SteppedCluster
 
 Observation = dict[str, Any]
 
@@ -79,7 +79,7 @@ class RoutingEnvironment(gym.Env[Observation, np.int64]):
         }
         self.observation_space = spaces.Dict(parts)
         self._cluster = SteppedCluster(scenario)
-        self._candidates: Candidates | None = None
+        self._candidates: OpenDestinations | None = None
         self._query = self._step = 0
 
     def reset(

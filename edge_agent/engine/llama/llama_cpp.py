@@ -41,7 +41,7 @@ from edge_agent.engine.llama.messages import (
     Cancel,
     FromChild,
     Generate,
-    Load,
+    LoadCommand,
     Loaded,
     LoadFailed,
     decode_to_child,
@@ -573,7 +573,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> int:
     if frame is None:
         return 0
     command = decode_to_child(frame)
-    if not isinstance(command, Load):
+    if not isinstance(command, LoadCommand):
         raise TypeError(f"the agent began with {type(command).__name__}")
     inbox = Inbox()
     _read_commands(source, inbox)  # started now, since a long load must end with the agent too

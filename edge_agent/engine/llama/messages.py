@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCommand:
     """To the child, first: load this model."""
 
     settings: EngineSettings
@@ -71,11 +71,11 @@ class LoadFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class SlotGiven:
     """A request has got a slot."""
 
 
-StepEvent = GenerationEvent | Started | RejectedError
+StepEvent = GenerationEvent | SlotGiven | RejectedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Step:
     busy_seconds: float
 
 
-ToChild = Load | Generate | Cancel
+ToChild = LoadCommand | Generate | Cancel
 FromChild = Loaded | LoadFailed | Step
 
 
 def encode_to_child(message: ToChild) -> bytes:
     """The bytes of a message to the child, with its length before it."""
     match message:
-        case Load(settings):
+        case LoadCommand(settings):
             body: Mapping[str, Any] = {
                 "load": {
                     **asdict(settings),
@@ -132,7 +132,7 @@ def decode_to_child(data: bytes) -> ToChild:
             "model_path": Path(body["model_path"]),
             "prefix_reuse": PrefixReuse(body["prefix_reuse"]),
         }
-        return Load(EngineSettings(**fields))
+        return LoadCommand(EngineSettings(**fields))
     if kind == "generate":
         prompt = body["prompt"]
         if not isinstance(prompt, str):
@@ -193,7 +193,7 @@ def _event_fields(event: StepEvent) -> Sequence[Any]:
             return ("prompt", read, total)
         case Finished():
             return ("end", {**asdict(event), "reason": event.reason.value})
-        case Started():
+        case SlotGiven():
             return ("start",)
         case RejectedError():
             return ("reject", event.kind.value, str(event))
@@ -207,7 +207,7 @@ def _event_of(name: str, fields: Sequence[Any]) -> StepEvent:
     if name == "end":
         return Finished(**{**fields[0], "reason": StopReason(fields[0]["reason"])})
     if name == "start":
-        return Started()
+        return SlotGiven()
     if name == "reject":
         return RejectedError(RejectionKind(fields[0]), fields[1])
     raise ValueError(f"the child sent an unknown event {name!r}")

@@ -25,7 +25,7 @@ _PACE_WEIGHT: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingSequence:
     """A request with no slot yet."""
 
     key: str
@@ -97,7 +97,7 @@ def first_free(_key: str, free: Sequence[int]) -> tuple[int, int]:
 
 def admit(
     table: SlotTable,
-    waiting: Iterable[Waiting],
+    waiting: Iterable[WaitingSequence],
     choose: Callable[[str, Sequence[int]], tuple[int, int]] = first_free,
 ) -> tuple[SlotTable, tuple[tuple[str, int], ...]]:
     """Give free slots to those who wait, in their order.

@@ -33,10 +33,10 @@ from edge_agent.engine.llama.messages import (
     Cancel,
     FromChild,
     Generate,
-    Load,
+    LoadCommand,
     Loaded,
     LoadFailed,
-    Started,
+    SlotGiven,
     Step,
     ToChild,
     decode_from_child,
@@ -281,7 +281,7 @@ class SupervisedEngine:
         try:
             reply: FromChild | None = None
             if not self._is_closed:
-                child.stdin.write(encode_to_child(Load(self.settings)))
+                child.stdin.write(encode_to_child(LoadCommand(self.settings)))
                 reply = await asyncio.wait_for(_read_message(child), timeout=deadline)
             if self._is_closed:
                 raise EngineError(EngineFailure.CRASHED, "The engine was closed.")
@@ -401,7 +401,7 @@ class SupervisedEngine:
             stream = self._streams.get(key)
             if stream is None:
                 continue
-            if isinstance(event, Started):
+            if isinstance(event, SlotGiven):
                 stream.has_slot = True
             elif isinstance(event, RejectedError):
                 del self._streams[key]

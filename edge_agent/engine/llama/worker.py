@@ -24,11 +24,11 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.llama.messages import Cancel, Generate, Started, Step, StepEvent
+from edge_agent.engine.llama.messages import Cancel, Generate, SlotGiven, Step, StepEvent
 from edge_agent.engine.llama.scheduler import (
     Pace,
     StepPlan,
-    Waiting,
+    WaitingSequence,
     admit,
     closing_move,
     plan_step,
@@ -226,7 +226,7 @@ class Worker:
         self._share_ratio = cpu_share_ratio
         self._rest_ratio = (1.0 - cpu_share_ratio) / cpu_share_ratio
         self._table = SlotTable.empty(slots, context_tokens)
-        self._waiting: collections.OrderedDict[str, Waiting] = collections.OrderedDict()
+        self._waiting: collections.OrderedDict[str, WaitingSequence] = collections.OrderedDict()
         self._generations: dict[str, _Generation] = {}
         self._reuse = prefix_reuse
         self._kept: dict[int, KeptSequence] = {}
@@ -283,7 +283,7 @@ class Worker:
             events.add(request.key, error)
             return
         key = request.key
-        self._waiting[key] = Waiting(key, length, request.sampling.max_tokens)
+        self._waiting[key] = WaitingSequence(key, length, request.sampling.max_tokens)
         text = AnswerText(request.sampling.stop)
         self._generations[key] = _Generation(request, prompt, grammar, arrived_at, text)
 
@@ -321,7 +321,7 @@ class Worker:
             generation.started_at = started_at
             generation.reused_tokens = self._table.occupant(slot).reused_tokens
             self._model.start_sampling(slot, generation.request.sampling, generation.grammar)
-            events.add(key, Started())
+            events.add(key, SlotGiven())
 
     def _close_gap(self) -> None:
         """Move a sequence next to the others when a gap between them has stayed for a while."""

@@ -33,7 +33,7 @@ _FINISH_REASONS: Final[Mapping[str, StopReason]] = {
 
 
 @dataclass(slots=True)
-class AnswerStream:
+class RemoteAnswer:
     """A request under way; what a reader is shown goes into `buffer`.
 
     Attributes:

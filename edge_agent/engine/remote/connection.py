@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from edge_agent.engine.base import RejectedError, RejectionKind, StopReason
-from edge_agent.engine.remote.answer import AnswerStream
+from edge_agent.engine.remote.answer import RemoteAnswer
 from edge_agent.engine.remote.endpoint import (
     Listing,
     RemoteError,
@@ -116,7 +116,7 @@ class OpenAiConnection:
         """
         return self._headers().get("Authorization", "")
 
-    async def converse(self, stream: AnswerStream) -> StopReason:
+    async def converse(self, stream: RemoteAnswer) -> StopReason:
         """Ask until the endpoint takes the request; nothing has been generated before."""
         while True:
             try:
@@ -134,7 +134,7 @@ class OpenAiConnection:
                 stream.max_tokens = shorter
                 stream.is_shortened = True
 
-    async def _ask(self, stream: AnswerStream) -> StopReason:
+    async def _ask(self, stream: RemoteAnswer) -> StopReason:
         import httpx
 
         path = "/completions" if isinstance(stream.request.prompt, str) else "/chat/completions"
@@ -170,7 +170,7 @@ class OpenAiConnection:
         )
 
     async def _read_answer(
-        self, response: "httpx.Response", stream: AnswerStream, scope: anyio.CancelScope
+        self, response: "httpx.Response", stream: RemoteAnswer, scope: anyio.CancelScope
     ) -> StopReason:
         """Take in the events of an answer.
 
@@ -209,7 +209,7 @@ class OpenAiConnection:
                 scope.deadline = anyio.current_time() + _TAIL_SECONDS
         return self._finish(stream)
 
-    def _take(self, stream: AnswerStream, chunk: Json) -> None:
+    def _take(self, stream: RemoteAnswer, chunk: Json) -> None:
         """One event of an answer."""
         if chunk.get("error"):
             error = chunk["error"]
@@ -219,7 +219,7 @@ class OpenAiConnection:
         stream.take(chunk, self.writer.estimated_prompt_tokens(stream.request))
 
     async def _refused(
-        self, response: "httpx.Response", stream: AnswerStream
+        self, response: "httpx.Response", stream: RemoteAnswer
     ) -> RemoteError | RejectedError | ParameterRefusedError:
         """What a response that is no answer means; what it tells of the endpoint is kept."""
         error = error_object(await read_body(response, _MAX_ERROR_BYTES))
@@ -241,7 +241,7 @@ class OpenAiConnection:
             self.takes_raw_prompts = False
         return meaning
 
-    def _finish(self, stream: AnswerStream) -> StopReason:
+    def _finish(self, stream: RemoteAnswer) -> StopReason:
         """Why a stream that is over ended; never an invented stop (S5)."""
         if stream.text.is_stopped:
             return StopReason.STOP  # by a stop string that the server does not look for
@@ -263,7 +263,7 @@ class OpenAiConnection:
         self._learn(stream)
         return stream.finish
 
-    def _learn(self, stream: AnswerStream) -> None:
+    def _learn(self, stream: RemoteAnswer) -> None:
         """Keep what an answer tells about the endpoint's counting."""
         counts_pieces = stream.completion_tokens is None
         if counts_pieces and not self.counts_pieces:

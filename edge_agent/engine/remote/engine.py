@@ -35,7 +35,7 @@ from edge_agent.engine.base import (
     SlowReaderError,
     StopReason,
 )
-from edge_agent.engine.remote.answer import AnswerStream
+from edge_agent.engine.remote.answer import RemoteAnswer
 from edge_agent.engine.remote.connection import OpenAiConnection
 from edge_agent.engine.remote.endpoint import RemoteError, RemoteIssue
 from edge_agent.engine.remote.refusals import NoCompletionsError, TooBusyError
@@ -105,9 +105,9 @@ class OpenAiEngine:
         self._trial_rates = Rates()
         self._paused_until = 0.0
         self._is_closed = False
-        self._streams: dict[str, AnswerStream] = {}
-        self._waiting: deque[AnswerStream] = deque()
-        self._active: list[AnswerStream] = []
+        self._streams: dict[str, RemoteAnswer] = {}
+        self._waiting: deque[RemoteAnswer] = deque()
+        self._active: list[RemoteAnswer] = []
         self._busy_seconds = 0.0
         self._accounted_at = 0.0
 
@@ -250,7 +250,7 @@ class OpenAiEngine:
         error.kind = self._watch.failure.kind
         return error
 
-    def _submit(self, request: GenerationRequest) -> AnswerStream:
+    def _submit(self, request: GenerationRequest) -> RemoteAnswer:
         check_request(request)
         if request.key in self._streams:
             raise RejectedError(
@@ -276,7 +276,7 @@ class OpenAiEngine:
             raise RejectedError(
                 RejectionKind.QUEUE_FULL, f"{self._max_queued} requests are waiting already."
             )
-        stream = AnswerStream(
+        stream = RemoteAnswer(
             request,
             StreamBuffer(self._max_unread_characters),
             AnswerText(request.sampling.stop),
@@ -305,17 +305,17 @@ class OpenAiEngine:
             # Not in `_run`: a task that is cancelled before its first step runs nothing at all.
             stream.task.add_done_callback(functools.partial(self._leave_after, stream))
 
-    def _leave(self, stream: AnswerStream) -> None:
+    def _leave(self, stream: RemoteAnswer) -> None:
         if stream in self._active:
             self._account()
             self._active.remove(stream)
             if not self._is_closed:
                 self._start_waiting()
 
-    def _leave_after(self, stream: AnswerStream, _: "asyncio.Task[None]") -> None:
+    def _leave_after(self, stream: RemoteAnswer, _: "asyncio.Task[None]") -> None:
         self._leave(stream)
 
-    async def _run(self, stream: AnswerStream) -> None:
+    async def _run(self, stream: RemoteAnswer) -> None:
         """Have one request answered; its slot is free when this has ended."""
         ticker = asyncio.create_task(self._tell_progress(stream), name="remote-progress")
         reason = StopReason.CANCELLED
@@ -342,7 +342,7 @@ class OpenAiEngine:
         self._leave(stream)
         self._end(stream, reason)
 
-    def _end(self, stream: AnswerStream, reason: StopReason) -> None:
+    def _end(self, stream: RemoteAnswer, reason: StopReason) -> None:
         """The only way out of the engine for a request; the second call does nothing."""
         if self._streams.get(stream.request.key) is not stream:
             return
@@ -385,7 +385,7 @@ class OpenAiEngine:
                 stream.work_seconds += seconds / len(self._active)
         self._accounted_at = now
 
-    async def _tell_progress(self, stream: AnswerStream) -> None:
+    async def _tell_progress(self, stream: RemoteAnswer) -> None:
         """Show that a prompt is being read, or an answer thought about, until there is text."""
         total = self._writer.estimated_prompt_tokens(stream.request)
         while not stream.has_shown_text:

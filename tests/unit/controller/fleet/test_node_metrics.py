@@ -6,7 +6,12 @@ from controller.domain.completion import Usage
 from controller.domain.node_report import SensorState
 from controller.fleet.node_metrics import register_node_metrics
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.events import Dispatched, Ended, HealthReported, TokensStreamed
+from controller.profiler.events import (
+    HealthReported,
+    RequestDispatched,
+    RequestEnded,
+    TokensStreamed,
+)
 from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from controller.telemetry.metrics import Metrics
@@ -24,9 +29,9 @@ def profiler(monkeypatch: pytest.MonkeyPatch) -> ProfilerState:
     join(made, 1.0, hello(PI, models=models))
     for number in range(2):
         request_id = RequestId(f"r{number}")
-        made.apply(Dispatched(PI, request_id, Claim(ModelName("small"), 2.0, 50.0)), 2.0)
+        made.apply(RequestDispatched(PI, request_id, Claim(ModelName("small"), 2.0, 50.0)), 2.0)
     made.apply(TokensStreamed(PI, RequestId("r0"), 1), 2.5)
-    made.apply(Ended(PI, RequestId("r0"), False, usage=Usage(9, 50, 0.0, 0.5, 2.4)), 5.0)
+    made.apply(RequestEnded(PI, RequestId("r0"), False, usage=Usage(9, 50, 0.0, 0.5, 2.4)), 5.0)
     sensors = (SensorState("jtop", True, 0.25), SensorState("rapl", False, 0.0))
     made.apply(HealthReported(PI, health(sensors=sensors)), 1.0)
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)

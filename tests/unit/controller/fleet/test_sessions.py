@@ -15,7 +15,7 @@ from controller.fleet.links import NodeLink, NodeLinks
 from controller.fleet.registry import Registry
 from controller.fleet.sessions import FleetSessions, IncompatibleVersionError
 from controller.ids import ModelName, NodeId, RequestId
-from controller.profiler.events import Dispatched, Ended
+from controller.profiler.events import RequestDispatched, RequestEnded
 from controller.profiler.request_monitor import Claim
 from controller.profiler.state import ProfilerState
 from pointsman.v1 import fleet_pb2, types_pb2
@@ -286,10 +286,12 @@ async def test_probe_that_a_lost_session_never_echoed_is_forgotten() -> None:
 async def test_nothing_is_sent_to_measure_goodput_while_a_request_is_under_way() -> None:
     async with probing() as (fleet, link):
         request_id = RequestId("r1")
-        fleet.profiler.apply(Dispatched(PI, request_id, Claim(ModelName("small"), 1.0, 9.0)), 0.0)
+        fleet.profiler.apply(
+            RequestDispatched(PI, request_id, Claim(ModelName("small"), 1.0, 9.0)), 0.0
+        )
         await echoed(fleet, link)  # one that was under way already may carry something
         assert await sizes(fleet, link) == {False}
-        fleet.profiler.apply(Ended(PI, request_id, False), 1.0)
+        fleet.profiler.apply(RequestEnded(PI, request_id, False), 1.0)
         assert True in await sizes(fleet, link)
 
 

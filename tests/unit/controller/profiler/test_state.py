@@ -18,15 +18,15 @@ from controller.domain.known_calibration import CalibrationKey, KnownCalibration
 from controller.domain.node_report import ModelPhase
 from controller.ids import ModelName, NodeId, RequestId
 from controller.profiler.events import (
-    Dispatched,
     DrainChanged,
-    Ended,
     HealthReported,
     ModelsReported,
     NodeConnected,
     NodeDisconnected,
     NodeForgotten,
     ProbeReturned,
+    RequestDispatched,
+    RequestEnded,
     TokensStreamed,
 )
 from controller.profiler.request_monitor import Claim
@@ -38,8 +38,10 @@ PI = NodeId("pi")
 SMALL = ModelName("small")
 
 
-def dispatched(request_id: str = "r1", node_id: NodeId = PI, work: float = 2.0) -> Dispatched:
-    return Dispatched(node_id, RequestId(request_id), Claim(SMALL, work, 100.0))
+def dispatched(
+    request_id: str = "r1", node_id: NodeId = PI, work: float = 2.0
+) -> RequestDispatched:
+    return RequestDispatched(node_id, RequestId(request_id), Claim(SMALL, work, 100.0))
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_end_of_a_request_is_no_sign_of_life(profiler: ProfilerState) -> None:
     join(profiler, 1.0)
     profiler.apply(dispatched(), 1.0)
     profiler.apply(NodeDisconnected(PI), 5.0)
-    profiler.apply(Ended(PI, RequestId("r1"), True), 9.0)
+    profiler.apply(RequestEnded(PI, RequestId("r1"), True), 9.0)
     assert profiler.nodes[PI].last_seen_at == 1.0
 
 
@@ -190,10 +192,10 @@ def test_request_that_ends_twice_is_counted_once(profiler: ProfilerState) -> Non
     join(profiler, 1.0)
     profiler.apply(dispatched(), 1.0)
     for _ in range(2):
-        profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+        profiler.apply(RequestEnded(PI, RequestId("r1"), False), 2.0)
     profiler.apply(dispatched("r2"), 3.0)
     for _ in range(2):
-        profiler.apply(Ended(PI, RequestId("r2"), True), 4.0)
+        profiler.apply(RequestEnded(PI, RequestId("r2"), True), 4.0)
     record = profiler.nodes[PI]
     assert (record.completed_requests, record.failed_requests) == (1, 1)
 
@@ -210,7 +212,7 @@ def test_requests_of_a_lost_node_count_as_failed_there(profiler: ProfilerState) 
 def test_counts_of_a_node_outlive_its_reconnects(profiler: ProfilerState) -> None:
     join(profiler, 1.0)
     profiler.apply(dispatched(), 1.0)
-    profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+    profiler.apply(RequestEnded(PI, RequestId("r1"), False), 2.0)
     profiler.apply(NodeDisconnected(PI), 3.0)
     join(profiler, 4.0)
     assert profiler.nodes[PI].completed_requests == 1
@@ -227,7 +229,7 @@ def test_counts_of_a_node_outlive_its_reconnects(profiler: ProfilerState) -> Non
         ProbeReturned(PI, 1.0),
         dispatched(),
         TokensStreamed(PI, RequestId("r1"), 1),
-        Ended(PI, RequestId("r1"), False),
+        RequestEnded(PI, RequestId("r1"), False),
     ],
 )
 def test_events_about_a_forgotten_node_are_ignored(
@@ -244,7 +246,7 @@ def answer(profiler: ProfilerState, number: int, slow: float, start: float) -> f
     """One request alone at a node that is so many times slower than reported; its end's time."""
     request_id = RequestId(f"q{number}")
     profiler.apply(
-        Dispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64)),
+        RequestDispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64)),
         start,
     )
     prefill, decode = slow * 100.0 / 200.0, slow * 49.0 / 20.0
@@ -252,7 +254,7 @@ def answer(profiler: ProfilerState, number: int, slow: float, start: float) -> f
     profiler.apply(TokensStreamed(PI, request_id, 49), start + prefill + decode)
     end = start + prefill + decode
     usage = Usage(100, 50, 0.0, prefill, decode)
-    profiler.apply(Ended(PI, request_id, False, usage=usage), end)
+    profiler.apply(RequestEnded(PI, request_id, False, usage=usage), end)
     return end
 
 
@@ -364,7 +366,7 @@ def test_slots_are_claimed_at_decision_time(profiler: ProfilerState) -> None:
 def test_cancelled_requests_are_counted_apart(profiler: ProfilerState) -> None:
     join(profiler, 1.0)
     profiler.apply(dispatched(), 1.0)
-    profiler.apply(Ended(PI, RequestId("r1"), False, is_cancelled=True), 2.0)
+    profiler.apply(RequestEnded(PI, RequestId("r1"), False, is_cancelled=True), 2.0)
     record = profiler.nodes[PI]
     counts = (record.completed_requests, record.failed_requests, record.cancelled_requests)
     assert counts == (0, 0, 1)
@@ -377,7 +379,7 @@ def test_conversation_is_remembered_where_its_last_turn_was(profiler: ProfilerSt
         profiler.apply(dispatched(request_id), 1.0)
         profiler.apply(TokensStreamed(PI, request_id, 10), 2.0)
         usage = Usage(100, 10, 0.0, 0.5, 0.5, cached_prompt_tokens=90 if number else 0)
-        profiler.apply(Ended(PI, request_id, False, usage=usage, session_id="talk"), 3.0)
+        profiler.apply(RequestEnded(PI, request_id, False, usage=usage, session_id="talk"), 3.0)
     assert profiler.snapshot(3.0).sessions == {}
     prefix = profiler.snapshot(3.0, ["", "talk", "unknown"]).sessions["talk"]
     assert (prefix.node_id, prefix.model, prefix.tokens) == (PI, SMALL, 110)
@@ -390,11 +392,11 @@ def test_answer_lengths_and_templates_are_learnt(profiler: ProfilerState) -> Non
     join(profiler, 1.0)
     for number in range(10):
         request_id = RequestId(f"r{number}")
-        event = Dispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64))
+        event = RequestDispatched(PI, request_id, Claim(SMALL, 1.0, 50.0, 0.5, 100.0, 64))
         profiler.apply(event, 1.0)
         profiler.apply(TokensStreamed(PI, request_id, 64), 2.0)
         usage = Usage(130, 64, 0.0, 0.5, 0.5)
-        profiler.apply(Ended(PI, request_id, False, usage=usage, was_cut=True), 3.0)
+        profiler.apply(RequestEnded(PI, request_id, False, usage=usage, was_cut=True), 3.0)
     (found,) = profiler.snapshot(3.0).destinations
     assert found.answer_lengths is not None
     assert found.answer_lengths.median_tokens > 64.0
@@ -405,7 +407,7 @@ def test_paper_backlog_hears_of_dispatches_alone(profiler: ProfilerState) -> Non
     """CEMA III-B: B <- max(0, B - elapsed) + newly assigned service time."""
     join(profiler, 1.0)
     profiler.apply(dispatched(work=4.0), 1.0)
-    profiler.apply(Ended(PI, RequestId("r1"), False), 2.0)
+    profiler.apply(RequestEnded(PI, RequestId("r1"), False), 2.0)
     (node,) = profiler.snapshot(3.0).nodes
     assert node.backlog_seconds == 0.0
     assert node.paper_backlog_seconds == pytest.approx(2.0)
@@ -430,7 +432,7 @@ def test_fleet_that_falls_silent_as_one_gets_a_period_of_grace(profiler: Profile
 def claim(profiler: ProfilerState, name: str, now: float, model: ModelName = SMALL) -> RequestId:
     """Of 100 prompt tokens, which take half a second at the reported speed."""
     request_id = RequestId(name)
-    profiler.apply(Dispatched(PI, request_id, Claim(model, 1.0, 50.0, 0.5, 100.0, 64)), now)
+    profiler.apply(RequestDispatched(PI, request_id, Claim(model, 1.0, 50.0, 0.5, 100.0, 64)), now)
     return request_id
 
 
@@ -443,7 +445,7 @@ def finish(
 ) -> None:
     """Of an answer of 50 tokens, with the engine's own seconds."""
     usage = Usage(100, 50, 0.0, prefill, decode)
-    profiler.apply(Ended(PI, request_id, False, usage=usage), now)
+    profiler.apply(RequestEnded(PI, request_id, False, usage=usage), now)
 
 
 def test_answers_written_together_teach_the_speed_of_one(profiler: ProfilerState) -> None:
@@ -470,7 +472,7 @@ def test_prompt_that_was_read_meanwhile_is_taken_off_an_answer(profiler: Profile
         stream(profiler, answer_id, now + 0.5)
         other = claim(profiler, f"other{number}", now + 1.0)
         stream(profiler, other, now + 1.5)
-        profiler.apply(Ended(PI, other, False, is_cancelled=True), now + 1.5)
+        profiler.apply(RequestEnded(PI, other, False, is_cancelled=True), now + 1.5)
         now += 0.5 + decode
         finish(profiler, answer_id, now, 0.5, decode)
     assert speeds(profiler, now).decode_tokens_per_second == pytest.approx(20.0, rel=0.02)
@@ -500,7 +502,7 @@ def test_prompt_read_between_the_steps_of_an_answer_teaches_its_own_speed(
         stream(profiler, request_id, now + prefill)
         now += prefill + 0.1
         usage = Usage(100, 2, 0.0, prefill, 0.1)  # too short to tell how fast it writes
-        profiler.apply(Ended(PI, request_id, False, usage=usage), now)
+        profiler.apply(RequestEnded(PI, request_id, False, usage=usage), now)
     assert speeds(profiler, now).prefill_tokens_per_second == pytest.approx(200.0, rel=0.02)
 
 
@@ -540,7 +542,7 @@ def test_prompt_that_was_partly_held_teaches_nothing_of_the_template(
     request_id = claim(profiler, "q0", 1.0)
     stream(profiler, request_id, 1.5)
     usage = Usage(150, 50, 0.0, 0.5, 2.45, cached_prompt_tokens=60)
-    profiler.apply(Ended(PI, request_id, False, usage=usage), 4.0)
+    profiler.apply(RequestEnded(PI, request_id, False, usage=usage), 4.0)
     assert profiler.nodes[PI].story_of(SMALL).extra_prompt_tokens == 0.0
 
 
@@ -586,7 +588,7 @@ def test_conversations_whose_turns_are_not_held_are_expected_less_and_less(
     for turn in range(4):
         profiler.apply(dispatched(f"r{turn}"), 1.0 + turn)
         usage = Usage(40, 10, 0.0, 0.2, 0.5, cached_prompt_tokens=0)
-        event = Ended(PI, RequestId(f"r{turn}"), False, usage=usage, session_id="talk")
+        event = RequestEnded(PI, RequestId(f"r{turn}"), False, usage=usage, session_id="talk")
         profiler.apply(event, 1.5 + turn)
         ratios.append(profiler.snapshot(2.0 + turn, ["talk"]).sessions["talk"].hit_ratio)
     assert ratios == sorted(ratios, reverse=True)
@@ -601,7 +603,7 @@ def test_conversations_and_calibrations_are_bounded(
     join(profiler, 1.0)
     for number in range(5):
         profiler.apply(dispatched(f"r{number}"), 1.0)
-        event = Ended(
+        event = RequestEnded(
             PI, RequestId(f"r{number}"), False, usage=Usage(40, 10), session_id=f"s{number}"
         )
         profiler.apply(event, 1.0)
@@ -698,7 +700,7 @@ class AnyInterleaving(RuleBasedStateMachine):
     @rule(claim=claims, how=st.sampled_from(["completed", "failed", "cancelled"]))
     def end(self, claim: tuple[NodeId, RequestId], how: str) -> None:
         node_id, request_id = claim
-        event = Ended(
+        event = RequestEnded(
             node_id,
             request_id,
             is_failure=how == "failed",
@@ -727,7 +729,7 @@ class AnyInterleaving(RuleBasedStateMachine):
     def everything_ends(self) -> None:
         for node_id, requests in self.open.items():
             for request_id in list(requests):
-                self.profiler.apply(Ended(node_id, request_id, False), self.now)
+                self.profiler.apply(RequestEnded(node_id, request_id, False), self.now)
             requests.clear()
         for node in self.profiler.snapshot(self.now).nodes:
             assert (node.inflight_requests, node.backlog_seconds) == (0, 0.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from controller.quality.index_build import StoreBounds
-from controller.quality.neighbours import Source, Target, paper_quality, shrunk_quality
+from controller.quality.neighbours import NeighbourTarget, Source, paper_quality, shrunk_quality
 from controller.quality.store import (
     QualityRecord,
     QualityStore,
@@ -42,7 +42,8 @@ def test_a_scored_prompt_is_its_own_nearest() -> None:
     assert rows[0, 0] == 3
     assert similarity[0, 0] == pytest.approx(1.0, abs=1e-3)
     found = paper_quality(
-        store.evidence(vector(3)[None], [Target("pi/small", "small", 0.5)], 1), neighbours=1
+        store.evidence(vector(3)[None], [NeighbourTarget("pi/small", "small", 0.5)], 1),
+        neighbours=1,
     )
     assert found.value[0, 0] == 1.0
 
@@ -62,14 +63,16 @@ def test_a_completion_without_a_score_teaches_its_length_only() -> None:
     (column,) = store.columns()
     assert column.mean_quality_ratio is None
     assert column.mean_output_tokens == pytest.approx(50.0)
-    found = shrunk_quality(store.evidence(vector(1)[None], [Target("pi/small", "small", 0.4)], 5))
+    found = shrunk_quality(
+        store.evidence(vector(1)[None], [NeighbourTarget("pi/small", "small", 0.4)], 5)
+    )
     assert found.value[0, 0] == pytest.approx(0.4)
     assert found.source[0, 0] == Source.PRIOR
 
 
 def test_an_answer_that_was_cut_bounds_its_length_until_a_whole_one_comes() -> None:
     store = QualityStore(DIMENSION)
-    target = [Target("pi/small", "small", 0.5)]
+    target = [NeighbourTarget("pi/small", "small", 0.5)]
     cut = [
         replace(record(1, score=None, output_tokens=tokens), was_cut=True) for tokens in (64, 32)
     ]
@@ -93,12 +96,12 @@ def test_a_destination_whose_limits_cut_most_answers_writes_long_ones() -> None:
     store.add([replace(one, was_cut=True) for one in lengths])
     store.add([record(9, score=None, output_tokens=4)])
     for known in (store, QualityStore.from_contents(store.contents())):
-        found = known.evidence(vector(1)[None], [Target("pi/small", "small", 0.5)], 3)
+        found = known.evidence(vector(1)[None], [NeighbourTarget("pi/small", "small", 0.5)], 3)
         # 9 * 96 + 4 tokens were seen, and one answer ended.
         assert found.mean_tokens.tolist() == [868.0]
         assert known.columns()[0].mean_output_tokens == 4.0
     store.add([record(0, score=None, output_tokens=120)])
-    found = store.evidence(vector(1)[None], [Target("pi/small", "small", 0.5)], 3)
+    found = store.evidence(vector(1)[None], [NeighbourTarget("pi/small", "small", 0.5)], 3)
     assert found.mean_tokens.tolist() == [(8 * 96 + 120 + 4) / 2]
 
 
@@ -109,9 +112,9 @@ def test_fall_backs_go_from_destination_to_model_to_prior() -> None:
     evidence = store.evidence(
         vector(99)[None],
         [
-            Target("pi/small", "small", 0.9),
-            Target("nano/small", "small", 0.9),
-            Target("nano/other", "other", 0.9),
+            NeighbourTarget("pi/small", "small", 0.9),
+            NeighbourTarget("nano/small", "small", 0.9),
+            NeighbourTarget("nano/other", "other", 0.9),
         ],
         3,
     )
@@ -132,11 +135,13 @@ def test_a_hard_prompt_is_hard_for_a_destination_that_never_saw_it() -> None:
         store.add([record(p, destination, destination[2:], float(p != 0)) for p in range(10)])
     store.add([record(p, "d/m4", "m4", 1.0) for p in range(5, 10)])
     hard, easy = (
-        shrunk_quality(store.evidence(vector(p)[None], [Target("d/m4", "m4", 0.5)], 10)).value[0, 0]
+        shrunk_quality(
+            store.evidence(vector(p)[None], [NeighbourTarget("d/m4", "m4", 0.5)], 10)
+        ).value[0, 0]
         for p in (0, 1)
     )
     assert hard < easy
-    seen = store.evidence(vector(0)[None], [Target("d/m4", "m4", 0.5)], 1)
+    seen = store.evidence(vector(0)[None], [NeighbourTarget("d/m4", "m4", 0.5)], 1)
     # Three destinations of mean 0.9 failed it: (3 * -0.9) / (3 + 1), as docs/quality.md has it.
     assert seen.difficulty[0, 0] == pytest.approx(-2.7 / 4)
     assert seen.difficulty_count[0, 0] == 3
@@ -144,7 +149,7 @@ def test_a_hard_prompt_is_hard_for_a_destination_that_never_saw_it() -> None:
 
 def test_an_empty_store_knows_only_priors() -> None:
     store = QualityStore(DIMENSION)
-    evidence = store.evidence(vector(1)[None], [Target("pi/small", "small", 0.4)], 10)
+    evidence = store.evidence(vector(1)[None], [NeighbourTarget("pi/small", "small", 0.4)], 10)
     for found in (paper_quality(evidence), shrunk_quality(evidence)):
         assert found.value.tolist() == [[0.4]]
         assert found.source.tolist() == [[Source.PRIOR]]
@@ -218,7 +223,7 @@ def test_contents_and_back_are_the_same_store(
         return
     again = QualityStore.from_contents(store.contents())
     assert [c.destination for c in again.columns()] == [c.destination for c in store.columns()]
-    target = [Target("d1/m", "m1", 0.5), Target("d20/m", "m0", 0.5)]
+    target = [NeighbourTarget("d1/m", "m1", 0.5), NeighbourTarget("d20/m", "m0", 0.5)]
     ours, theirs = (s.evidence(vector(7)[None], target, 5) for s in (store, again))
     assert np.allclose(ours.scores, theirs.scores, equal_nan=True)
     assert np.allclose(ours.mean, theirs.mean, atol=1e-6)
@@ -272,7 +277,7 @@ def test_the_same_prompt_prevails_over_those_that_resemble_it() -> None:
     store = QualityStore(DIMENSION)
     store.add([record(p, score=0.0) for p in range(30)])
     store.add([record(30, score=1.0)])
-    target = [Target("pi/small", "small", 0.5)]
+    target = [NeighbourTarget("pi/small", "small", 0.5)]
     known = store.evidence(vector(4)[None], target, 10, [prompt_digest("prompt 30")])
     assert known.is_identical.tolist() == [[True] + [False] * 9]
     assert known.similarity[0, 0] == 1.0
@@ -305,7 +310,7 @@ def test_beyond_the_bound_the_prompts_silent_longest_go(flat_up_to: int) -> None
     store.adopt(build)
     assert len(store) == store.indexed_prompts == 90
     assert (store.recall_at_10 is None) == (flat_up_to > 100)
-    target = [Target(record(0).destination, record(0).model, 0.5)]
+    target = [NeighbourTarget(record(0).destination, record(0).model, 0.5)]
     for p, is_kept in ((3, True), (110, False), (111, True), (199, True)):
         evidence = store.evidence(vector(p)[None], target, 1, [record(p).prompt_digest])
         assert bool(evidence.is_identical[0, 0]) == is_kept

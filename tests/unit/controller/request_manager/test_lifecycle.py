@@ -21,6 +21,7 @@ from controller.errors import (
 from controller.ids import BatchId, ModelName, NodeId, RequestId
 from controller.request_manager.lifecycle import (
     AT_NODE,
+    AnswerFinished,
     Broke,
     Cancelled,
     Close,
@@ -34,9 +35,7 @@ from controller.request_manager.lifecycle import (
     Ending,
     Event,
     Fail,
-    Failed,
     Finish,
-    Finished,
     GaveUp,
     GraceOver,
     IllegalMoveError,
@@ -51,6 +50,7 @@ from controller.request_manager.lifecycle import (
     Read,
     Reattached,
     Release,
+    RequestFailed,
     Requeue,
     SendCancel,
     SendResume,
@@ -69,7 +69,7 @@ from controller.request_manager.lifecycle import (
 
 PI, VM = NodeId("pi"), NodeId("vm")
 WHOLE = Completion(FinishReason.STOP, Usage(3, 4))
-SLOW = Failed(SlowReaderError, "too slow")
+SLOW = RequestFailed(SlowReaderError, "too slow")
 MOVABLE = {
     FailureKind.MODEL_NOT_LOADED,
     FailureKind.DRAINING,
@@ -85,7 +85,7 @@ def candidate(node_id: NodeId = PI) -> Candidate:
     return Candidate(node_id, ModelName("small"), 0.5, "prior", 0.0, 1.0, 2.0, 2.0, 0.01, 50.0, 2.0)
 
 
-def decided(node_id: NodeId | None = PI, refusal: Failed | None = None) -> Decided:
+def decided(node_id: NodeId | None = PI, refusal: RequestFailed | None = None) -> Decided:
     chosen = None if node_id is None else candidate(node_id)
     return Decided(DECISION, Placement(RequestId("r"), chosen, ()), 1.0, refusal)
 
@@ -131,7 +131,7 @@ def test_whole_answer_is_pushed_finished_and_closed_once_it_is_read() -> None:
     life, effects = step(after(*DISPATCHED), Progress(PI, 1, "Hi", 1), 3.0)
     assert effects == (Push(PI, "Hi", 1),)
     assert life.state == Streaming(Dispatch(PI, 1, 2, True))
-    life, effects = step(life, Finished(PI, 1, WHOLE), 4.0)
+    life, effects = step(life, AnswerFinished(PI, 1, WHOLE), 4.0)
     assert effects == (Release(PI, usage=WHOLE.usage), Finish(WHOLE))
     assert life.state == Ending(Completed(WHOLE))
     life, effects = step(life, Read(), 5.0)
@@ -141,20 +141,20 @@ def test_whole_answer_is_pushed_finished_and_closed_once_it_is_read() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 def test_completed_answer_finishes(reason: FinishReason) -> None:
     completion = Completion(reason, Usage(3, 4))
-    state, effects = then(after(*STREAMING), Finished(PI, 1, completion))
+    state, effects = then(after(*STREAMING), AnswerFinished(PI, 1, completion))
     assert state == Ending(Completed(completion))
     cut = reason is FinishReason.LENGTH
     assert effects == (Release(PI, usage=completion.usage, was_cut=cut), Finish(completion))
 
 
 def test_story_has_every_move_with_its_time_and_no_text() -> None:
-    life = after(*STREAMING, Progress(PI, 1, "secret", 1), Finished(PI, 1, WHOLE))
+    life = after(*STREAMING, Progress(PI, 1, "secret", 1), AnswerFinished(PI, 1, WHOLE))
     assert [(m.at, m.event, m.state) for m in life.story] == [
         (0.0, "Admitted", "Waiting"),
         (1.0, "WindowClosed", "Deciding"),
         (2.0, "Decided", "Dispatched"),
         (3.0, "Progress", "Streaming"),
-        (5.0, "Finished", "Ending"),
+        (5.0, "AnswerFinished", "Ending"),
     ]
 
 
@@ -162,7 +162,7 @@ def test_story_has_every_move_with_its_time_and_no_text() -> None:
 
 
 def test_refused_request_is_noted_and_told_why() -> None:
-    nobody = Failed(NoDestinationError, "nobody")
+    nobody = RequestFailed(NoDestinationError, "nobody")
     state, effects = then(after(WindowClosed()), decided(None, nobody))
     assert state == Ending(nobody)
     assert effects == (Note(DECISION, decided(None).placement, 1.0), Fail(nobody))
@@ -203,15 +203,15 @@ def test_controller_and_client_can_end_a_request_anywhere(
 
 
 def test_client_that_leaves_before_it_reads_the_end_has_cancelled() -> None:
-    life = after(*STREAMING, Finished(PI, 1, WHOLE))
+    life = after(*STREAMING, AnswerFinished(PI, 1, WHOLE))
     assert then(life, Left()) == (Ended(Cancelled()), (Close(Cancelled()),))
 
 
 # -- again or not ----------------------------------------------------------------------------------
 
 
-def failed(kind: FailureKind | None, message: str = "") -> Finished:
-    return Finished(PI, 1, Completion(FinishReason.FAILED, Usage(), kind, message))
+def failed(kind: FailureKind | None, message: str = "") -> AnswerFinished:
+    return AnswerFinished(PI, 1, Completion(FinishReason.FAILED, Usage(), kind, message))
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -242,7 +242,7 @@ def test_failure_is_told_in_its_kind() -> None:
     }
     for kind, error in told.items():
         state, _ = then(after(*STREAMING), failed(kind, "why"))
-        assert state == Ending(Failed(error, "why"))
+        assert state == Ending(RequestFailed(error, "why"))
 
 
 @pytest.mark.parametrize("events", [DISPATCHED, STREAMING])
@@ -250,7 +250,7 @@ def test_answer_that_the_node_itself_cut_off_is_not_a_finished_one(
     events: tuple[Event, ...],
 ) -> None:
     """Nobody asked to cancel, since a cancelled request is not current any more."""
-    cut = Finished(PI, 1, Completion(FinishReason.CANCELLED, Usage(3, 4)))
+    cut = AnswerFinished(PI, 1, Completion(FinishReason.CANCELLED, Usage(3, 4)))
     state, (release, last) = then(after(*events), cut)
     assert release == Release(PI, is_cancelled=True)
     assert isinstance(last, Fail if events is STREAMING else Requeue)
@@ -259,10 +259,10 @@ def test_answer_that_the_node_itself_cut_off_is_not_a_finished_one(
 
 def test_failure_without_a_kind_or_a_message_is_still_told() -> None:
     state, _ = then(after(*DISPATCHED), failed(None))
-    assert state == Ending(Failed(GenerationFailedError, "internal"))
+    assert state == Ending(RequestFailed(GenerationFailedError, "internal"))
     once = after(*DISPATCHED, max_attempts=1)
     state, _ = then(once, failed(FailureKind.QUEUE_FULL))
-    assert state == Ending(Failed(GenerationFailedError, "queue full"))
+    assert state == Ending(RequestFailed(GenerationFailedError, "queue full"))
 
 
 def test_lost_node_moves_what_was_not_shown_and_fails_what_was() -> None:
@@ -270,7 +270,7 @@ def test_lost_node_moves_what_was_not_shown_and_fails_what_was() -> None:
     why = "node pi was lost: power cut"
     release = Release(PI, is_failure=True)
     assert then(after(*DISPATCHED), lost) == (Waiting(), (release, Requeue(why)))
-    failure = Failed(NodeLostError, why)
+    failure = RequestFailed(NodeLostError, why)
     assert then(after(*STREAMING), lost) == (Ending(failure), (release, Fail(failure)))
 
 
@@ -288,7 +288,7 @@ def test_request_is_dispatched_at_most_max_attempts_times(
     max_attempts: int, kind: FailureKind
 ) -> None:
     for ending in (
-        lambda attempt: Finished(PI, attempt, Completion(FinishReason.FAILED, Usage(), kind)),
+        lambda attempt: AnswerFinished(PI, attempt, Completion(FinishReason.FAILED, Usage(), kind)),
         lambda attempt: LinkLost(PI, "lost", 0.0),
     ):
         life, dispatches = admitted(0.0, max_attempts), 0
@@ -332,7 +332,7 @@ def test_text_that_comes_again_is_given_once() -> None:
 @pytest.mark.parametrize("position", [3, None])
 def test_text_with_a_gap_before_it_fails_the_request(position: int | None) -> None:
     state, effects = then(after(*REATTACHED), Progress(PI, 1, "x", 1, position))
-    lost = Failed(NodeLostError, "Node pi lost a part of the answer.")
+    lost = RequestFailed(NodeLostError, "Node pi lost a part of the answer.")
     assert state == Ending(lost)
     assert effects == (SendCancel(PI, 1), Release(PI, is_failure=True), Fail(lost))
 
@@ -342,15 +342,15 @@ def test_text_with_a_gap_before_it_fails_the_request(position: int | None) -> No
 def test_last_word_after_a_lost_link_counts_only_with_the_whole_answer(
     events: tuple[Event, ...], position: int | None, is_whole: bool
 ) -> None:
-    state, _ = then(after(*events), Finished(PI, 1, WHOLE, position))
+    state, _ = then(after(*events), AnswerFinished(PI, 1, WHOLE, position))
     assert isinstance(state, Ending)
-    assert isinstance(state.outcome, Completed if is_whole else Failed)
+    assert isinstance(state.outcome, Completed if is_whole else RequestFailed)
 
 
 def test_grace_that_ends_lets_the_node_go() -> None:
     life = after(*SUSPENDED)
     assert step(life, GraceOver(), 29.0) == (life, ())
-    failure = Failed(NodeLostError, "node pi was lost: power cut")
+    failure = RequestFailed(NodeLostError, "node pi was lost: power cut")
     release = Release(PI, is_failure=True)
     assert then(life, GraceOver(), 30.0) == (Ending(failure), (release, Fail(failure)))
     unseen = after(*DISPATCHED, LinkLost(PI, "power cut", 30.0))
@@ -374,7 +374,7 @@ def test_words_about_another_dispatch_are_ignored(
     life = after(*events)
     others: tuple[Event, ...] = (
         Progress(node_id, attempt, "wrong", 1),
-        Finished(node_id, attempt, WHOLE),
+        AnswerFinished(node_id, attempt, WHOLE),
         LinkBack(node_id, attempt),
     )
     for event in others:
@@ -506,7 +506,7 @@ class World:
     def batch_is_decided(self, choice: int) -> None:
         if self.decisions:
             self.decisions -= 1
-            nobody = Failed(NoDestinationError, "nobody")
+            nobody = RequestFailed(NoDestinationError, "nobody")
             self.happens(decided(None, nobody) if choice % 20 == 0 else decided())
 
     def network_changes(self, _: int) -> None:
@@ -540,13 +540,13 @@ class World:
         """Also while something of its text is lost; it says how long the whole is."""
         if (node := self.any_node(choice)) and node.is_linked:
             position = len(node.text) if node.knows_positions else None
-            self.happens(Finished(PI, node.attempt, WHOLE, position))
+            self.happens(AnswerFinished(PI, node.attempt, WHOLE, position))
 
     def node_fails(self, choice: int) -> None:
         if (node := self.any_node(choice)) and node.is_linked:
             kind = list(FailureKind)[choice % len(FailureKind)]
             reason = FinishReason.CANCELLED if choice % 3 else FinishReason.FAILED
-            self.happens(Finished(PI, node.attempt, Completion(reason, Usage(), kind)))
+            self.happens(AnswerFinished(PI, node.attempt, Completion(reason, Usage(), kind)))
 
     def link_is_lost(self, choice: int) -> None:
         for node in self.nodes.values():
@@ -568,7 +568,7 @@ class World:
         match self.life.state:
             case Ending(Completed()):
                 self.happens(Read())
-            case Ending(Failed() as failure):
+            case Ending(RequestFailed() as failure):
                 self.happens(GaveUp(failure))
 
     def client_gives_up(self, _: int) -> None:

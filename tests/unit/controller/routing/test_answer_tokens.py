@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.domain.answer_length import AnswerLengthCurve
-from controller.routing.answer_tokens import AnswerLengths, expected_answer_tokens, lengths_of
+from controller.routing.answer_tokens import FleetAnswerLengths, expected_answer_tokens, lengths_of
 from tests.unit.controller.routing.clusters import destination
 
 
@@ -60,7 +60,7 @@ def test_a_curve_that_moved_leaves_the_others_to_the_last_bit() -> None:
     longer = AnswerLengthCurve((0.0, 4.0, 9.0, 30.0), (1.0, 0.8, 0.55, 0.1))
     limits = np.array([5.0, 100.0])
 
-    def told(last: AnswerLengths | None, *curves: AnswerLengthCurve) -> AnswerLengths:
+    def told(last: FleetAnswerLengths | None, *curves: AnswerLengthCurve) -> FleetAnswerLengths:
         named = zip("xyz", curves, strict=False)
         return lengths_of([destination("a", x, answer_lengths=curve) for x, curve in named], last)
 

@@ -18,7 +18,6 @@ from edge_agent.serving.calibrations import Speeds
 from edge_agent.serving.lifecycle import (
     Ailing,
     Ask,
-    Broke,
     Closed,
     CloseEngine,
     Draining,
@@ -27,7 +26,8 @@ from edge_agent.serving.lifecycle import (
     EngineLoaded,
     Event,
     Failed,
-    IllegalMoveError,
+    Faulted,
+    IllegalModelMoveError,
     Known,
     Load,
     LoadEnded,
@@ -97,7 +97,7 @@ EVENTS: dict[str, Event] = {
     "engine loaded": EngineLoaded(LOADED, 40),
     "measured": Measured(SPEEDS),
     "recalled": Recalled(SPEEDS),
-    "broke": Broke("model_unavailable: no source has it", STOP),
+    "broke": Faulted("model_unavailable: no source has it", STOP),
     "closed": Closed(),
 }
 
@@ -120,7 +120,7 @@ U, P, L, M, R, A, D, F = (
     Draining,
     Failed,
 )
-X = IllegalMoveError
+X = IllegalModelMoveError
 TABLE: dict[str, list[type]] = {
     # unloaded, preparing, loading, measuring, measuring again, ready, ailing, draining, failed
     "load": [P, P, L, M, M, R, A, D, P],
@@ -149,8 +149,8 @@ def test_every_event_in_every_stage_is_a_move_of_the_table_or_illegal(
     stage: str, event: str
 ) -> None:
     expected = TABLE[event][list(STAGES).index(stage)]
-    if expected is IllegalMoveError:
-        with pytest.raises(IllegalMoveError, match=f"{type(EVENTS[event]).__name__} in"):
+    if expected is IllegalModelMoveError:
+        with pytest.raises(IllegalModelMoveError, match=f"{type(EVENTS[event]).__name__} in"):
             after(STAGES[stage], EVENTS[event])
     else:
         assert type(after(STAGES[stage], EVENTS[event]).stage) is expected
@@ -160,7 +160,7 @@ def test_illegal_move_tells_the_story_so_far() -> None:
     life = ModelLife(SMALL, is_wanted=True)
     for event in (Look(), Prepared(PREPARED), Unload(), Closed()):
         life, _ = step(life, event, 0.0)
-    with pytest.raises(IllegalMoveError) as caught:
+    with pytest.raises(IllegalModelMoveError) as caught:
         step(life, Measured(SPEEDS), 0.0)
     assert str(caught.value) == (
         "small: Look: Unloaded -> Preparing; Prepared: Preparing -> Loading; "
@@ -187,7 +187,7 @@ def test_model_that_failed_is_tried_again_after_a_pause_that_grows(
 ) -> None:
     error = STOP if kind is None else EngineError(kind, "why")
     preparing = Preparing(Ask(failures=failures))
-    life = after(preparing, Broke("name: why", error), now=100.0)
+    life = after(preparing, Faulted("name: why", error), now=100.0)
     assert life.stage == Failed("name: why", kind, failures + 1, 100.0 + seconds)
     early, _ = step(life, Look(), 99.9 + seconds)
     assert early == life
@@ -443,7 +443,7 @@ class Shell(RuleBasedStateMachine):
     @precondition(lambda self: isinstance(self.work, Prepare | StartEngine | MeasureSpeed))
     @rule(kind=st.sampled_from([None, *EngineFailure]))
     def end_badly(self, kind: EngineFailure | None) -> None:
-        self.end(Broke("name: why", STOP if kind is None else EngineError(kind, "why")))
+        self.end(Faulted("name: why", STOP if kind is None else EngineError(kind, "why")))
 
     @precondition(lambda self: self.stopped is not None)
     @rule(is_well=st.booleans())
@@ -453,7 +453,7 @@ class Shell(RuleBasedStateMachine):
             StartEngine: EngineLoaded(LOADED, 40),
             MeasureSpeed: Measured(SPEEDS),
         }
-        self.post(ends[type(self.stopped)] if is_well else Broke("name: why", STOP))
+        self.post(ends[type(self.stopped)] if is_well else Faulted("name: why", STOP))
         self.stopped = None
 
     # what always holds

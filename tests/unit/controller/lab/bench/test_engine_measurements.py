@@ -6,9 +6,9 @@ import pytest
 from controller.client import Connection
 from controller.lab.bench.engine_measurements import (
     LIMITS,
-    Design,
     EngineMeasurementsError,
     Limit,
+    MeasurementDesign,
     agent_settings,
     measure_engine,
 )
@@ -45,7 +45,7 @@ def test_names_of_limits_are_folder_names(limit):
 
 @pytest.mark.parametrize("each", [1, 2, 4])
 def test_each_model_is_asked_each_question_under_as_many_limits_as_wanted(each: int):
-    design = Design(("questions",), models=("a", "b", "c"), limits_each=each)
+    design = MeasurementDesign(("questions",), models=("a", "b", "c"), limits_each=each)
     for model in range(3):
         asked = [part for limit in range(len(LIMITS)) for part in design.parts(limit, model)]
         assert sorted(asked) == sorted(list(range(len(LIMITS))) * each)
@@ -57,17 +57,17 @@ def test_each_model_is_asked_each_question_under_as_many_limits_as_wanted(each: 
 @pytest.mark.parametrize("each", [0, 5])
 def test_more_limits_than_there_are_cannot_be_asked_for(each: int):
     with pytest.raises(EngineMeasurementsError, match="4"):
-        Design(("questions",), limits_each=each)
+        MeasurementDesign(("questions",), limits_each=each)
 
 
 def test_a_folder_does_not_go_on_with_another_design(tmp_path: Path):
-    whole = Design(("questions",), models=("a",))
+    whole = MeasurementDesign(("questions",), models=("a",))
     for limit in LIMITS:  # as if all were measured, so that no process is started
         folder = tmp_path / limit.name / "a"
         folder.mkdir(parents=True)
         (folder / "measurements.csv").write_text("")
     progress = asyncio.run(measure_engine(tmp_path, tmp_path / "models", whole))
     assert progress.is_complete
-    other = Design(("questions",), models=("a",), sample=11)
+    other = MeasurementDesign(("questions",), models=("a",), sample=11)
     with pytest.raises(EngineMeasurementsError, match=r"design\.json"):
         asyncio.run(measure_engine(tmp_path, tmp_path / "models", other))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from controller.lab.bench.outcomes import (
     DataMissingError,
-    OutcomeTable,
+    MadeOutcomes,
     load_mmlu_pro,
     load_outcomes,
     load_routerbench,
@@ -32,7 +32,7 @@ MODELS = ("strong", "weak", "specialist")
 
 def table_of_topics(
     prompts: int = 600, topics: int = 6
-) -> tuple[OutcomeTable, NDArray[np.float32]]:
+) -> tuple[MadeOutcomes, NDArray[np.float32]]:
     """Prompts around topics; each topic has its own difficulty, and one suits the specialist."""
     rng = np.random.default_rng(5)
     topic = rng.integers(topics, size=prompts)
@@ -43,7 +43,7 @@ def table_of_topics(
     chance = np.stack([0.65 + ease, 0.45 + ease, np.where(topic == 0, 0.95, 0.3)], axis=1)
     scores = (rng.random(chance.shape) < np.clip(chance, 0.02, 0.98)).astype(np.float32)
     return (
-        OutcomeTable(
+        MadeOutcomes(
             name="topics",
             prompts=tuple(f"prompt {row}" for row in range(prompts)),
             models=MODELS,
@@ -73,7 +73,7 @@ def test_held_out_outcomes_do_not_reach_the_estimates() -> None:
     table, vectors = table_of_topics()
     flipped = table.scores.copy()
     flipped[table.held_out] = 1.0 - flipped[table.held_out]
-    changed = OutcomeTable(
+    changed = MadeOutcomes(
         table.name,
         table.prompts,
         table.models,

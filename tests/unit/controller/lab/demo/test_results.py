@@ -2,10 +2,10 @@
 
 import pytest
 
-from controller.lab.demo.questions import Question
+from controller.lab.demo.questions import DemoQuestion
 from controller.lab.demo.results import Answer, BatchFigures, PolicyResult, to_json
 
-QUESTION = Question("geography", "What is the capital of France?", ("Paris",))
+QUESTION = DemoQuestion("geography", "What is the capital of France?", ("Paris",))
 
 
 def result() -> PolicyResult:

@@ -20,7 +20,7 @@ from controller.lab.experiments.conditions import (
     seconds_plan,
     weights_plan,
 )
-from controller.lab.experiments.runs import Load
+from controller.lab.experiments.runs import SimulatedLoad
 from controller.lab.simulator.inputs import save_inputs, synthetic_inputs
 from controller.lab.simulator.scenario_file import read_scenario
 from controller.request_manager.policy_files import save_policy
@@ -64,7 +64,7 @@ def test_weights_add_up_and_none_on_the_others_is_drlms() -> None:
 def test_weight_on_energy_or_money_saves_it_where_the_policy_heeds_weights(
     setting: Setting,
 ) -> None:
-    results = run_plan(weights_plan(Load(12, 1.0)), setting, range(2))
+    results = run_plan(weights_plan(SimulatedLoad(12, 1.0)), setting, range(2))
     means = {(row.condition, row.policy): row.means for row in results.rows}
     base, set_policy = "DRLM's weights", "ppo-set"
     for name, quantity in (("energy 0.5", "energy_joules"), ("money 0.5", "cost_usd")):
@@ -77,7 +77,7 @@ def test_weight_on_energy_or_money_saves_it_where_the_policy_heeds_weights(
 
 
 def test_nodes_that_fail_cost_requests_that_are_routed_again(setting: Setting) -> None:
-    plan = churn_plan(Load(60, 2.0), lease_seconds=5.0)
+    plan = churn_plan(SimulatedLoad(60, 2.0), lease_seconds=5.0)
     results = run_plan(plan, setting, range(1))
     calm, _, often = (condition.name for condition in plan.conditions)
     for row in results.rows:
@@ -94,7 +94,7 @@ def test_nodes_that_fail_cost_requests_that_are_routed_again(setting: Setting) -
 
 
 def test_files_and_table_have_every_row(setting: Setting, tmp_path: Path) -> None:
-    results = run_plan(weights_plan(Load(3, 1.0)), setting, range(1))
+    results = run_plan(weights_plan(SimulatedLoad(3, 1.0)), setting, range(1))
     write_condition_report(results, tmp_path)
     found = json.loads((tmp_path / "results.json").read_text())
     assert (found["experiment"], found["seeds"]) == ("weights", [0])
@@ -109,7 +109,9 @@ def test_files_and_table_have_every_row(setting: Setting, tmp_path: Path) -> Non
 
 def test_a_folder_without_policies_is_refused(setting: Setting, tmp_path: Path) -> None:
     with pytest.raises(NothingLearned, match="edge-controller lab train"):
-        run_plan(weights_plan(Load(3, 1.0)), replace(setting, artifacts=tmp_path), range(1))
+        run_plan(
+            weights_plan(SimulatedLoad(3, 1.0)), replace(setting, artifacts=tmp_path), range(1)
+        )
     arguments = ["lab", "experiment", "churn", "--artifacts", str(tmp_path)]
     arguments += ["--out", str(tmp_path / "o")]
     result = CliRunner().invoke(main, arguments)
@@ -118,7 +120,7 @@ def test_a_folder_without_policies_is_refused(setting: Setting, tmp_path: Path) 
 
 
 def test_more_weight_on_time_buys_seconds_for_quality_within_the_bound(setting: Setting) -> None:
-    results = run_plan(seconds_plan(Load(12, 1.0)), setting, range(2))
+    results = run_plan(seconds_plan(SimulatedLoad(12, 1.0)), setting, range(2))
     means = {(row.condition, row.policy): row.means for row in results.rows}
     first, last = (means[results.plan.conditions[at].name, "ppo-set"] for at in (0, -1))
     assert last["inference_seconds"] < first["inference_seconds"]

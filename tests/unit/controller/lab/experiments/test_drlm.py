@@ -29,7 +29,7 @@ from controller.lab.experiments.contenders import (
 from controller.lab.experiments.drlm import Design, Results, run_experiment
 from controller.lab.experiments.drlm_report import write_report
 from controller.lab.experiments.figures import draw_figures
-from controller.lab.experiments.runs import METRICS, Load, workload_for
+from controller.lab.experiments.runs import METRICS, SimulatedLoad, workload_for
 from controller.lab.experiments.statistics import Difference
 from controller.lab.simulator.inputs import save_inputs, scenario_of, synthetic_inputs
 from controller.lab.simulator.problems import ProblemSource
@@ -97,7 +97,7 @@ def test_arrivals_are_the_same_for_every_policy_and_differ_by_seed(
     )
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + stamps)
     for arrivals in ("poisson", "bursts", str(trace)):
-        load = Load(9, 1.0, arrivals)
+        load = SimulatedLoad(9, 1.0, arrivals)
         first, again = workload_for(load, scenario, 3), workload_for(load, scenario, 3)
         np.testing.assert_array_equal(first.arrivals, again.arrivals)
         np.testing.assert_array_equal(first.query, again.query)

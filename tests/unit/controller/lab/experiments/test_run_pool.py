@@ -8,13 +8,13 @@ import pytest
 from controller.lab.experiments import run_pool as module
 from controller.lab.experiments.comparison_setting import Setting
 from controller.lab.experiments.contenders import PAPER, Contender
-from controller.lab.experiments.run_pool import Part, run_parts
-from controller.lab.experiments.runs import Circumstances, Load, RunFigures
+from controller.lab.experiments.run_pool import RunPart, run_parts
+from controller.lab.experiments.runs import Circumstances, RunFigures, SimulatedLoad
 from controller.lab.simulator.inputs import save_inputs, synthetic_inputs
 from controller.lab.simulator.scenario_file import read_scenario
 
 RANDOM, BEST = (
-    Part(Contender(name, name), Load(6, 1.0), Circumstances())
+    RunPart(Contender(name, name), SimulatedLoad(6, 1.0), Circumstances())
     for name in ("random", "high-accuracy")
 )
 
@@ -32,7 +32,7 @@ class Ran:
     def __init__(self, setting: Setting, kept: Path) -> None:
         self.setting, self.kept_in = setting, kept
 
-    def __call__(self, *parts: Part, seeds: range = range(2), jobs: int = 1) -> int:
+    def __call__(self, *parts: RunPart, seeds: range = range(2), jobs: int = 1) -> int:
         self.said: list[tuple[int, int, str]] = []
         self.found: list[list[RunFigures]] = run_parts(
             self.setting, parts, seeds, self.kept_in, jobs, lambda *said: self.said.append(said)
@@ -76,9 +76,9 @@ def test_what_matters_has_changed_and_runs_again(
     ran(RANDOM)
     assert ran(replace(RANDOM, contender=Contender("by chance", "random"))) == 0
     for other in (
-        replace(RANDOM, load=Load(7, 1.0)),
-        replace(RANDOM, load=Load(6, 2.0)),
-        replace(RANDOM, load=Load(6, 1.0, "bursts")),
+        replace(RANDOM, load=SimulatedLoad(7, 1.0)),
+        replace(RANDOM, load=SimulatedLoad(6, 2.0)),
+        replace(RANDOM, load=SimulatedLoad(6, 1.0, "bursts")),
         replace(RANDOM, circumstances=Circumstances((0.5, 0.0, 0.5, 0.0))),
         replace(RANDOM, contender=Contender("random", "random", is_spread=True)),
     ):
@@ -90,7 +90,7 @@ def test_what_matters_has_changed_and_runs_again(
 def test_another_trace_at_the_same_path_runs_again(ran: Ran, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2023-11-16 18:{at // 60:02}:{at % 60:02},{at},7" for at in range(0, 900, 3)]
-    part = replace(RANDOM, load=Load(6, 1.0, str(trace)))
+    part = replace(RANDOM, load=SimulatedLoad(6, 1.0, str(trace)))
     ran.kept_in = tmp_path / "parts"
     for lines in (rows, rows[::2]):
         trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
@@ -99,7 +99,7 @@ def test_another_trace_at_the_same_path_runs_again(ran: Ran, tmp_path: Path) -> 
 
 
 def test_several_processes_keep_the_same(ran: Ran) -> None:
-    parts = [replace(RANDOM, contender=each, load=Load(4, 1.0)) for each in PAPER[:3]]
+    parts = [replace(RANDOM, contender=each, load=SimulatedLoad(4, 1.0)) for each in PAPER[:3]]
     assert ran(*parts, jobs=2) == 6
     together = ran.found
     assert ran(*parts) == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.domain.request import ChatMessage
-from controller.lab.offline.accounts import Asked, measurement
+from controller.lab.offline.accounts import HowAsked, measurement
 from controller.lab.offline.graders import Grade, Grader, Key
 from controller.lab.offline.questions import Question
 from controller.quality.store import prompt_digest
@@ -12,7 +12,7 @@ from pointsman.v1 import admin_pb2, fleet_pb2, router_pb2, types_pb2
 QUESTION = Question(
     "sums", "sum-1", "maths", (ChatMessage("user", "1 + 1?"),), Key(Grader.NUMERIC, ("2", "two"))
 )
-ASKED = Asked("run-1", "routed", 64, 7, 3, None)
+ASKED = HowAsked("run-1", "routed", 64, 7, 3, None)
 
 
 def test_everything_that_is_known_is_kept() -> None:

@@ -5,18 +5,20 @@ import io
 import pytest
 from rich.console import Console
 
-from controller.lab.offline.fleet_view import Target
+from controller.lab.offline.fleet_view import ProfiledTarget
 from controller.lab.offline.journal import Failure
 from controller.lab.offline.progress import RunProgress
 from tests.unit.controller.lab.offline.rows import measurement
 
-PI = Target("pi", "small")
+PI = ProfiledTarget("pi", "small")
 FAILURE = Failure("profiled", "gsm8k", "test/[1]", "pi", "small", 3, "UNAVAILABLE: [gone]", 1.5)
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("target", [PI, None])
-def test_counts_scores_and_failures_are_shown(is_terminal: bool, target: Target | None) -> None:
+def test_counts_scores_and_failures_are_shown(
+    is_terminal: bool, target: ProfiledTarget | None
+) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=is_terminal, width=120)
     with RunProgress(console) as progress:

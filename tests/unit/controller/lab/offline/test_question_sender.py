@@ -7,7 +7,7 @@ import pytest
 
 from controller.client import Client
 from controller.domain.request import ChatMessage
-from controller.lab.offline.fleet_view import FleetView, Target
+from controller.lab.offline.fleet_view import FleetView, ProfiledTarget
 from controller.lab.offline.graders import Grader, Key
 from controller.lab.offline.question_sender import (
     MAX_ATTEMPTS,
@@ -25,7 +25,7 @@ from pointsman.v1 import fleet_pb2, router_pb2, types_pb2
 pytestmark = pytest.mark.anyio
 
 SENDING = Sending(max_tokens=96, seed=22, timeout_seconds=5.0, node_wait_seconds=1.0)
-TARGET = Target("pi", "small")
+TARGET = ProfiledTarget("pi", "small")
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ class Script:
             raise RefusedError(event)
         self.scores.append(message.score_ratio)
 
-    async def wait_until_ready(self, target: Target, seconds: float) -> bool:
+    async def wait_until_ready(self, target: ProfiledTarget, seconds: float) -> bool:
         return self._is_ready
 
-    def is_ready(self, target: Target) -> bool:
+    def is_ready(self, target: ProfiledTarget) -> bool:
         return self._is_ready
 
-    def model(self, target: Target) -> fleet_pb2.ModelState:
+    def model(self, target: ProfiledTarget) -> fleet_pb2.ModelState:
         return fleet_pb2.ModelState(has_chat_template=True)
 
     async def refresh(self) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from controller.lab.simulator.cluster import NodeEvent
 from controller.lab.simulator.problems import ProblemSource
-from controller.lab.simulator.runner import Outage, Outcome, Window, outages_of, simulate
+from controller.lab.simulator.runner import (
+    Outage,
+    QueryOutcome,
+    SimulatedWindow,
+    outages_of,
+    simulate,
+)
 from controller.lab.simulator.scenario import Scenario
 from controller.lab.simulator.workload import Workload, poisson, workload_of
 from controller.routing.baselines.greedy_reward import rewards
@@ -96,7 +102,7 @@ def test_a_queue_that_stretches_the_scale_of_latency_does_not_hide_in_the_unload
 def test_a_window_gathers_and_a_full_batch_is_decided_at_once() -> None:
     policy = Always(2)
     times = arriving(0.0, 0.5, 0.6, 0.7, 5.0)
-    found = simulate(scenario(), times, policy, WEIGHTS, window=Window(1.0, most=3))
+    found = simulate(scenario(), times, policy, WEIGHTS, window=SimulatedWindow(1.0, most=3))
     assert [problem.n_requests for problem in policy.seen] == [3, 1, 1]
     # Decided at 0.6 (full), 1.7 and 6.0 (after a second).
     np.testing.assert_allclose(found.started, [0.6, 4.6, 8.6, 12.6, 16.6])
@@ -145,17 +151,17 @@ def test_a_policy_that_sends_to_a_node_that_is_down_is_told_on() -> None:
 
 @pytest.mark.parametrize("name", ["random", "greedy-reward", "memetic"])
 def test_the_same_seed_gives_the_same_outcome(name: str) -> None:
-    def once() -> Outcome:
+    def once() -> QueryOutcome:
         rng = np.random.default_rng(4)
         workload = workload_of(poisson(12, 1.0, rng), 2, rng)
         outages = [Outage(1, 4.0, 9.0)]
-        window = Window(1.0) if name == "memetic" else None
+        window = SimulatedWindow(1.0) if name == "memetic" else None
         policy = policy_named(name)
         return simulate(scenario(0.3), workload, policy, WEIGHTS, 7, window, outages)
 
     first, second = once(), once()
     assert first.served.all()
-    for part in fields(Outcome):
+    for part in fields(QueryOutcome):
         if part.name != "decision_seconds":
             np.testing.assert_array_equal(getattr(first, part.name), getattr(second, part.name))
 

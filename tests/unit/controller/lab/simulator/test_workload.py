@@ -8,7 +8,7 @@ import pytest
 
 from controller.lab.simulator.workload import (
     Trace,
-    WorkloadError,
+    TrafficError,
     bursts,
     poisson,
     queries_like,
@@ -67,23 +67,23 @@ def test_a_trace_is_replayed_from_zero(tmp_path: Path, packed: bool) -> None:
 def test_a_trace_that_will_not_do_is_told(tmp_path: Path, content: str, says: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(content)
-    with pytest.raises(WorkloadError, match=says):
+    with pytest.raises(TrafficError, match=says):
         read_trace(path)
 
 
 def test_a_trace_that_is_too_short_is_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
-    with pytest.raises(WorkloadError, match="has 3 arrivals"):
+    with pytest.raises(TrafficError, match="has 3 arrivals"):
         read_trace(path).part(9, None, np.random.default_rng(0))
 
 
 def test_a_torn_archive_is_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(TRACE.encode() * 50)[:60])
-    with pytest.raises(WorkloadError, match="trace"):
+    with pytest.raises(TrafficError, match="trace"):
         read_trace(path)
-    with pytest.raises(WorkloadError, match="cannot be read"):
+    with pytest.raises(TrafficError, match="cannot be read"):
         read_trace(tmp_path / "absent.csv")
 
 
@@ -103,11 +103,11 @@ def test_recorded_requests_ask_queries_of_like_length() -> None:
 
 def test_nonsense_is_refused() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(WorkloadError):
+    with pytest.raises(TrafficError):
         poisson(0, 1.0, rng)
-    with pytest.raises(WorkloadError):
+    with pytest.raises(TrafficError):
         bursts(3, 0.0, rng)
-    with pytest.raises(WorkloadError):
+    with pytest.raises(TrafficError):
         workload_of(np.array([2.0, 1.0]), 3, rng)
 
 

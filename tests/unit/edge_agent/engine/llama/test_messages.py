@@ -23,10 +23,10 @@ from edge_agent.engine.llama.messages import (
     Cancel,
     FromChild,
     Generate,
-    Load,
+    LoadCommand,
     Loaded,
     LoadFailed,
-    Started,
+    SlotGiven,
     Step,
     ToChild,
     decode_from_child,
@@ -48,8 +48,8 @@ def unframed(frame: bytes) -> bytes:
 @pytest.mark.parametrize(
     "message",
     [
-        Load(EngineSettings(Path("/m/a b.gguf"), 512, 3, 2, 0, 0.5, "{{ x }}", 9.0)),
-        Load(EngineSettings(Path("/m"), prefix_reuse=PrefixReuse.SESSION)),
+        LoadCommand(EngineSettings(Path("/m/a b.gguf"), 512, 3, 2, 0, 0.5, "{{ x }}", 9.0)),
+        LoadCommand(EngineSettings(Path("/m"), prefix_reuse=PrefixReuse.SESSION)),
         Generate(GenerationRequest("k", "prompt €", SAMPLING)),
         Generate(
             GenerationRequest(
@@ -72,7 +72,7 @@ def test_what_the_agent_says_arrives(message: ToChild) -> None:
         Step((), 0.0),
         Step(
             (
-                ("a", Started()),
+                ("a", SlotGiven()),
                 ("a", PromptProgress(3, 9)),
                 ("b", TextChunk("🐦", 4)),
                 ("b", Finished(StopReason.LENGTH, 1, 2, 0.1, 0.2, 0.3, 0.4, 1)),

@@ -5,7 +5,7 @@ from edge_agent.engine.llama.scheduler import (
     FIRST_BUDGET_TOKENS,
     MIN_BUDGET_TOKENS,
     Pace,
-    Waiting,
+    WaitingSequence,
     admit,
     closing_move,
     plan_step,
@@ -87,7 +87,7 @@ def test_an_idle_table_has_an_empty_plan() -> None:
 
 
 def test_slots_are_given_in_the_order_of_waiting() -> None:
-    waiting = [Waiting(name, 5, 5) for name in "abc"]
+    waiting = [WaitingSequence(name, 5, 5) for name in "abc"]
     table, admitted = admit(SlotTable.empty(2, CONTEXT_TOKENS), waiting)
     assert admitted == (("a", 0), ("b", 1))
     table = table.release(0)
@@ -123,7 +123,7 @@ def test_the_pace_follows_what_was_measured() -> None:
 
 
 def test_whoever_waits_takes_the_slot_that_is_chosen_for_it() -> None:
-    waiting = [Waiting(name, 5, 5) for name in "ab"]
+    waiting = [WaitingSequence(name, 5, 5) for name in "ab"]
     table, admitted = admit(
         SlotTable.empty(3, CONTEXT_TOKENS),
         waiting,

@@ -18,7 +18,7 @@ from edge_agent.engine.base import (
     StopReason,
     TextChunk,
 )
-from edge_agent.engine.llama.messages import Cancel, Generate, Started, Step, StepEvent
+from edge_agent.engine.llama.messages import Cancel, Generate, SlotGiven, Step, StepEvent
 from edge_agent.engine.llama.worker import BatchToken, Inbox, Worker
 from edge_agent.engine.prefixes import TokenisedPrompt
 
@@ -188,7 +188,7 @@ def test_an_answer_that_the_model_ends_stops() -> None:
     assert account.reason is StopReason.STOP
     assert account.prompt_tokens == 2
     assert account.completion_tokens == 6  # the token that ends it was decoded as well
-    assert isinstance(rig.events("k")[0], Started)
+    assert isinstance(rig.events("k")[0], SlotGiven)
     # What was decoded stays for whoever begins alike; the last token never was.
     assert [bytes(cache) for cache in rig.model.caches] == [b"a|hello", b""]
     assert rig.model.samplers == {}
