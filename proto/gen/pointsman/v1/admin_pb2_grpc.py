@@ -122,7 +122,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Calibrate(self, request, context):
-        """Has nodes measure the speed of their models anew. Ends when all have.
+        """Has nodes measure the speed of their models again. Ends when all have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class AdminServiceStub:
     ManageModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ManageModelRequest, _admin_pb2.ManageModelResponse]
     """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
     Calibrate: _grpc.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]
-    """Has nodes measure the speed of their models anew. Ends when all have."""
+    """Has nodes measure the speed of their models again. Ends when all have."""
     ListAccounts: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]
     """The latest answered requests that the controller knows of, newest first, also those of before
     its last start.
@@ -66,7 +66,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ManageModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ManageModelRequest, _admin_pb2.ManageModelResponse]  # type: ignore[assignment]
     """Loads, unloads, pins or unpins a model on a node. Ends with the order, or with an error status."""
     Calibrate: _aio.UnaryStreamMultiCallable[_admin_pb2.CalibrateRequest, _admin_pb2.CalibrateResponse]  # type: ignore[assignment]
-    """Has nodes measure the speed of their models anew. Ends when all have."""
+    """Has nodes measure the speed of their models again. Ends when all have."""
     ListAccounts: _aio.UnaryStreamMultiCallable[_admin_pb2.ListAccountsRequest, _admin_pb2.ListAccountsResponse]  # type: ignore[assignment]
     """The latest answered requests that the controller knows of, newest first, also those of before
     its last start.
@@ -127,7 +127,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CalibrateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.CalibrateResponse], _abc.AsyncIterator[_admin_pb2.CalibrateResponse]]:
-        """Has nodes measure the speed of their models anew. Ends when all have."""
+        """Has nodes measure the speed of their models again. Ends when all have."""
 
     @_abc_1.abstractmethod
     def ListAccounts(

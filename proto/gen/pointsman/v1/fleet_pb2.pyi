@@ -775,7 +775,7 @@ class WorkOrder(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
-    """1 for the first dispatch, rising with each dispatch elsewhere or anew."""
+    """1 for the first dispatch, rising with each further dispatch, there or elsewhere."""
     model: _builtins.str
     prompt: _builtins.str
     time_limit_seconds: _builtins.float
@@ -918,7 +918,7 @@ class ModelOrder(_message.Message):
     model: _builtins.str
     """The name in the node's catalogue."""
     slots: _builtins.int
-    """For LOAD. Absent: the node's own settings for that model, else its defaults."""
+    """For LOAD. Absent: the node's own settings for that model, or its defaults."""
     context_tokens: _builtins.int
     def __init__(
         self,
@@ -946,7 +946,7 @@ Global___ModelOrder: _TypeAlias = ModelOrder  # noqa: Y015
 
 @_typing.final
 class CalibrateOrder(_message.Message):
-    """Measures the speed of loaded models anew, one after the other, between requests."""
+    """Measures the speed of loaded models again, one after the other, between requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

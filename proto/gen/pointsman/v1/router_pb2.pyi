@@ -284,7 +284,7 @@ class InferResponse(_message.Message):
 
     @_builtins.property
     def routed(self) -> Global___Routed:
-        """After the window closed; again if the request had to be routed anew."""
+        """After the window closed; again if the request had to be routed again."""
 
     @_builtins.property
     def text(self) -> Global___TextDelta: ...

@@ -402,7 +402,7 @@ class Usage(_message.Message):
     """How energy_joules splits between reading the prompt and writing the answer. Absent: unknown."""
     decode_joules: _builtins.float
     cached_prompt_tokens: _builtins.int
-    """Prompt tokens whose keys and values were still held from an earlier turn, so were not read anew."""
+    """Prompt tokens whose keys and values were still held from an earlier turn, so were not read again."""
     energy_source_name: _builtins.str
     """The sensor's own name, such as "ina3221" or "jtop"; any name may come. Empty: the sender is older
     than this field, and energy_source says all that is known.
