@@ -48,6 +48,7 @@ class Account:
     cost_usd: float
     attempts: int
     query_class: str = ""
+    predicted_energy_joules: float | None = None
 
 
 @dataclass(slots=True)

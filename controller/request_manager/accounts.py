@@ -52,6 +52,7 @@ def account_of(
         ),
         attempts=record.attempts,
         query_class=placement.query_class,
+        predicted_energy_joules=chosen.energy_joules,
     )
 
 

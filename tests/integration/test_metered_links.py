@@ -25,6 +25,7 @@ def test_price_of_a_link_counts_in_decisions_and_in_the_account(tmp_path: Path) 
             received = REQUEST_OVERHEAD_BYTES + len(PROMPT)
             sent = STREAMED_TOKEN_BYTES * account.usage.completion_tokens
             assert account.usage.completion_tokens > 0
+            assert account.predicted_energy_joules > 0.0  # what `profile report` compares
             assert account.cost_usd == pytest.approx((received * 1e6 + sent * 2e6) / 1e9)
 
             await fleet.add_agent("free")

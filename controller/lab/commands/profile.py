@@ -36,7 +36,7 @@ from controller.lab.offline.progress import RunProgress
 from controller.lab.offline.question_sender import Sending, Teacher
 from controller.lab.offline.questions import Part, Question, chosen, parted
 from controller.lab.offline.recording import Recorder
-from controller.lab.offline.report import Timing, report, report_as_json, timing
+from controller.lab.offline.report import Prediction, prediction, report, report_as_json
 from controller.lab.offline.routed import batches_of, send_batches
 from controller.lab.offline.summary import ROUTED, all_entries, run_folders, summarised
 from controller.lab.offline.tables import print_report, print_summary
@@ -511,7 +511,7 @@ def _write_failures(path: Path, failures: Sequence[Any]) -> Path | None:
 )
 @asks_controller
 def report_command(folder: Path | None, live: bool, last: int | None, target: Target) -> None:
-    """Compare predicted with measured finishes in FOLDER. Shows quality by class and model.
+    """Compare predicted with measured finishes and joules in FOLDER. Shows quality, too.
 
     Predictions are judged by the batches of `profile routed`; where there are none, by the
     profiled questions. With --live they are those of everything that the controller has answered
@@ -531,26 +531,32 @@ def report_command(folder: Path | None, live: bool, last: int | None, target: Ta
 
 
 def _show_live_report(last: int | None, target: Target) -> None:
-    async def call(client: Client) -> list[Timing]:
+    async def call(client: Client) -> list[Prediction]:
         stream = client.admin.ListAccounts(
             admin_pb2.ListAccountsRequest(limit=last or 0), timeout=60
         )
         return [
-            Timing(
+            Prediction(
                 response.account.node_id,
                 response.account.model,
                 response.account.batch_id,
                 response.account.predicted_finish_seconds,
                 response.account.measured_finish_seconds,
+                response.account.predicted_energy_joules
+                if response.account.HasField("predicted_energy_joules")
+                else None,
+                response.account.usage.energy_joules
+                if response.account.usage.HasField("energy_joules")
+                else None,
             )
             async for response in stream
         ]
 
-    timings = call_controller(target, call)
-    found = report(timings, ())
+    predictions = call_controller(target, call)
+    found = report(predictions, ())
     if target.as_json:
         click.echo(json.dumps({"predictions_of": "live", "failed": None, **report_as_json(found)}))
-    elif not timings:
+    elif not predictions:
         raise CommandFailedError("the controller keeps no answered request")
     else:
         print_report(found, Console())
@@ -559,7 +565,7 @@ def _show_live_report(last: int | None, target: Target) -> None:
 def _show_report(entries: Sequence[Any], as_json: bool) -> None:
     rows = [entry for entry in entries if isinstance(entry, Measurement)]
     kind = "routed" if any(row.kind == "routed" for row in rows) else "profiled"
-    found = report([timing(row) for row in rows if row.kind == kind], rows)
+    found = report([prediction(row) for row in rows if row.kind == kind], rows)
     failed = len(entries) - len(rows)
     if as_json:
         body = {"predictions_of": kind, "failed": failed, **report_as_json(found)}

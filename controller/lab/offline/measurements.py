@@ -118,6 +118,8 @@ class Measurement:
         grader: that scored: "gsm8k", "choice", "truthfulqa", "exact", "normalised", "numeric",
             "regex", or "none".
         score_ratio: 0 wrong to 1 right; None when there is nothing to grade by.
+        predicted_energy_joules: foreseen by the decision, with the node's link; None in data from
+            before it was kept.
     """
 
     run_id: str
@@ -191,6 +193,7 @@ class Measurement:
     expected_answer: str
     grader: str
     score_ratio: float | None
+    predicted_energy_joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,10 @@ COLUMNS: Final = _columns()
 """In the order of the files, after `schema_version`."""
 
 
+_LATER: Final = frozenset({"predicted_energy_joules"})
+"""Columns that earlier data lack; each has a default."""
+
+
 def measurement_as_dict(row: Measurement) -> dict[str, Any]:
     """A row as column name -> value."""
     return {column.name: getattr(row, column.name) for column in COLUMNS}
@@ -235,6 +242,8 @@ def measurement_from_dict(values: Mapping[str, Any]) -> Measurement:
     found = {}
     for column in COLUMNS:
         if column.name not in values:
+            if column.name in _LATER:
+                continue
             raise MeasurementsError(f"column {column.name} is missing")
         found[column.name] = _checked(column, values[column.name])
     return Measurement(**found)

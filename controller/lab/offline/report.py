@@ -1,8 +1,8 @@
-"""What a run shows: how well finishes were predicted, and how good each model is at what."""
+"""What a run shows: how well finishes and joules were predicted, and how good each model is."""
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -16,19 +16,26 @@ _Z: Final = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One finished request: what was foreseen of its finish, and what came; seconds."""
+class Prediction:
+    """One finished request: what was foreseen of it, and what came.
+
+    Attributes:
+        predicted_joules, measured_joules: of the node for this request; None where either is
+            unknown.
+    """
 
     node_id: str
     model: str
     batch_id: str
     predicted_seconds: float
     measured_seconds: float
+    predicted_joules: float | None = None
+    measured_joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How well finishes were predicted.
+    """How well one quantity was predicted, in seconds or joules.
 
     Attributes:
         requests: behind it.
@@ -37,8 +44,8 @@ class Accuracy:
         bias_ratio: median of (predicted - measured) / measured; below 0 is too hopeful.
         spearman: rank correlation; None for fewer than 2 requests, or when all are equal.
         kendall: tau-b; the same.
-        median_predicted_seconds: of what was foreseen.
-        median_measured_seconds: of what came.
+        median_predicted: of what was foreseen.
+        median_measured: of what came.
     """
 
     requests: int
@@ -47,8 +54,8 @@ class Accuracy:
     bias_ratio: float
     spearman: float | None
     kendall: float | None
-    median_predicted_seconds: float
-    median_measured_seconds: float
+    median_predicted: float
+    median_measured: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,57 +81,84 @@ class ProfilingReport:
     """Everything that `profile report` prints.
 
     Attributes:
-        requests: accuracy over all requests; None without any.
-        destinations: "node/model" -> accuracy of its requests.
+        requests: accuracy of the finishes of all requests; None without any.
+        destinations: "node/model" -> accuracy of its requests' finishes.
         makespans: accuracy of the last finish of each batch; None without batches.
+        energy: accuracy of the joules of all requests that have both; None without any.
+        destination_energy: "node/model" -> accuracy of its requests' joules.
         quality: in order of class and model.
     """
 
     requests: Accuracy | None
     destinations: dict[str, Accuracy]
     makespans: Accuracy | None
+    energy: Accuracy | None
+    destination_energy: dict[str, Accuracy]
     quality: tuple[ClassQuality, ...]
 
 
-def timing(row: Measurement) -> Timing:
-    """What a measurement tells of its prediction."""
-    return Timing(
+def prediction(row: Measurement) -> Prediction:
+    """What a measurement says of its prediction."""
+    return Prediction(
         row.node_id,
         row.model,
         row.batch_id,
         row.predicted_finish_seconds,
         row.measured_finish_seconds,
+        row.predicted_energy_joules,
+        row.energy_joules,
     )
 
 
-def report(timings: Sequence[Timing], graded: Iterable[Measurement]) -> ProfilingReport:
+def report(predictions: Sequence[Prediction], graded: Iterable[Measurement]) -> ProfilingReport:
     """The report.
 
     Args:
-        timings: of requests whose prediction is judged.
+        predictions: of requests whose prediction is judged.
         graded: measurements whose scores are averaged; those without a score do not count.
     """
-    by_destination = _grouped(timings, lambda found: f"{found.node_id}/{found.model}")
+    by_destination = _grouped(predictions, lambda found: f"{found.node_id}/{found.model}")
+    batches = _grouped(predictions, lambda found: found.batch_id).values()
     makespans = [
-        Timing(
-            "",
-            "",
-            batch,
+        (
             max(found.predicted_seconds for found in members),
             max(found.measured_seconds for found in members),
         )
-        for batch, members in _grouped(timings, lambda found: found.batch_id).items()
+        for members in batches
     ]
     return ProfilingReport(
-        accuracy(timings),
-        {
-            name: found
-            for name, members in sorted(by_destination.items())
-            if (found := accuracy(members)) is not None
-        },
+        accuracy(_finishes(predictions)),
+        _by_name(by_destination, _finishes),
         accuracy(makespans),
+        accuracy(_joules(predictions)),
+        _by_name(by_destination, _joules),
         class_table(graded),
     )
+
+
+_Pairs = list[tuple[float, float]]
+
+
+def _finishes(predictions: Iterable[Prediction]) -> _Pairs:
+    return [(found.predicted_seconds, found.measured_seconds) for found in predictions]
+
+
+def _joules(predictions: Iterable[Prediction]) -> _Pairs:
+    return [
+        (found.predicted_joules, found.measured_joules)
+        for found in predictions
+        if found.predicted_joules is not None and found.measured_joules is not None
+    ]
+
+
+def _by_name(
+    groups: Mapping[str, Sequence[Prediction]], pairs: Callable[[Sequence[Prediction]], _Pairs]
+) -> dict[str, Accuracy]:
+    return {
+        name: found
+        for name, members in sorted(groups.items())
+        if (found := accuracy(pairs(members))) is not None
+    }
 
 
 def report_as_json(found: ProfilingReport) -> dict[str, Any]:
@@ -132,20 +166,21 @@ def report_as_json(found: ProfilingReport) -> dict[str, Any]:
     return asdict(found)
 
 
-def _grouped(timings: Iterable[Timing], key: Callable[[Timing], str]) -> dict[str, list[Timing]]:
-    groups: dict[str, list[Timing]] = defaultdict(list)
-    for found in timings:
+def _grouped(
+    predictions: Iterable[Prediction], key: Callable[[Prediction], str]
+) -> dict[str, list[Prediction]]:
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for found in predictions:
         groups[key(found)].append(found)
     return dict(groups)
 
 
-def accuracy(timings: Iterable[Timing]) -> Accuracy | None:
-    """How well these finishes were predicted; None without any that took time."""
-    kept = [found for found in timings if found.measured_seconds > 0]
+def accuracy(pairs: Iterable[tuple[float, float]]) -> Accuracy | None:
+    """How well these were predicted: (predicted, measured); None without any measured above 0."""
+    kept = [pair for pair in pairs if pair[1] > 0]
     if not kept:
         return None
-    predicted = np.array([found.predicted_seconds for found in kept])
-    measured = np.array([found.measured_seconds for found in kept])
+    predicted, measured = np.array(kept).T
     errors = (predicted - measured) / measured
     return Accuracy(
         len(kept),

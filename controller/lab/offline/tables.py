@@ -1,6 +1,6 @@
 """Prints what a run came to, and what it shows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -29,20 +29,15 @@ def print_summary(rows: Iterable[TargetSummary], console: Console) -> None:
 
 
 def print_report(found: ProfilingReport, console: Console) -> None:
-    """Predictions of finishes, then the table of classes."""
+    """Predictions of finishes and of joules, then the table of classes."""
     if found.requests is not None:
-        table = Table(
-            Column("of", overflow="fold", min_width=12), title="Predicted against measured finish"
-        )
-        for name in ("n", "error", "p90", "bias", "rho", "tau", "pred s",
-                     "came s"):  # fmt: skip
-            table.add_column(name, justify="right")
-        table.add_row("all requests", *_accuracy(found.requests))
-        for name, of_one in found.destinations.items():
-            table.add_row(name, *_accuracy(of_one))
+        rows = {"all requests": found.requests, **found.destinations}
         if found.makespans is not None:
-            table.add_row("whole batches", *_accuracy(found.makespans))
-        console.print(table)
+            rows["whole batches"] = found.makespans
+        console.print(_predictions("Predicted against measured finish", "s", rows))
+    if found.energy is not None:
+        rows = {"all requests": found.energy, **found.destination_energy}
+        console.print(_predictions("Predicted against measured energy", "J", rows))
     if found.quality:
         table = Table(
             Column("class", overflow="fold"),
@@ -63,6 +58,15 @@ def print_report(found: ProfilingReport, console: Console) -> None:
         console.print(table)
 
 
+def _predictions(title: str, unit: str, rows: Mapping[str, Accuracy]) -> Table:
+    table = Table(Column("of", overflow="fold", min_width=12), title=title)
+    for name in ("n", "error", "p90", "bias", "rho", "tau", f"pred {unit}", f"came {unit}"):
+        table.add_column(name, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *_accuracy(row))
+    return table
+
+
 def _accuracy(found: Accuracy) -> list[str]:
     return [
         str(found.requests),
@@ -71,8 +75,8 @@ def _accuracy(found: Accuracy) -> list[str]:
         f"{found.bias_ratio:+.1%}",
         _number(found.spearman, 3),
         _number(found.kendall, 3),
-        f"{found.median_predicted_seconds:.2f}",
-        f"{found.median_measured_seconds:.2f}",
+        f"{found.median_predicted:.2f}",
+        f"{found.median_measured:.2f}",
     ]
 
 

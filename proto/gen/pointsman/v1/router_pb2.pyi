@@ -402,6 +402,7 @@ class Account(_message.Message):
     COST_USD_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     QUERY_CLASS_FIELD_NUMBER: _builtins.int
+    PREDICTED_ENERGY_JOULES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     batch_id: _builtins.str
     node_id: _builtins.str
@@ -419,6 +420,10 @@ class Account(_message.Message):
     attempts: _builtins.int
     query_class: _builtins.str
     """The class that the query classifier gave. Empty: not classified."""
+    predicted_energy_joules: _builtins.float
+    """What the decision foresaw of the node's joules for this request, its link included. Absent: no decision
+    is on record.
+    """
     @_builtins.property
     def usage(self) -> _types_pb2.Usage: ...
     def __init__(
@@ -439,12 +444,15 @@ class Account(_message.Message):
         cost_usd: _builtins.float = ...,
         attempts: _builtins.int = ...,
         query_class: _builtins.str = ...,
+        predicted_energy_joules: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_energy_joules", b"_predicted_energy_joules", "predicted_energy_joules", b"predicted_energy_joules", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "batch_id", b"batch_id", "cost_usd", b"cost_usd", "finish_reason", b"finish_reason", "first_token_seconds", b"first_token_seconds", "measured_finish_seconds", b"measured_finish_seconds", "model", b"model", "node_id", b"node_id", "policy", b"policy", "predicted_finish_seconds", b"predicted_finish_seconds", "query_class", b"query_class", "request_id", b"request_id", "total_seconds", b"total_seconds", "usage", b"usage", "window_seconds", b"window_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_energy_joules", b"_predicted_energy_joules", "attempts", b"attempts", "batch_id", b"batch_id", "cost_usd", b"cost_usd", "finish_reason", b"finish_reason", "first_token_seconds", b"first_token_seconds", "measured_finish_seconds", b"measured_finish_seconds", "model", b"model", "node_id", b"node_id", "policy", b"policy", "predicted_energy_joules", b"predicted_energy_joules", "predicted_finish_seconds", b"predicted_finish_seconds", "query_class", b"query_class", "request_id", b"request_id", "total_seconds", b"total_seconds", "usage", b"usage", "window_seconds", b"window_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__predicted_energy_joules: _TypeAlias = _typing.Literal["predicted_energy_joules"]  # noqa: Y015
+    _WhichOneofArgType__predicted_energy_joules: _TypeAlias = _typing.Literal["_predicted_energy_joules", b"_predicted_energy_joules"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_energy_joules) -> _WhichOneofReturnType__predicted_energy_joules | None: ...
 
 Global___Account: _TypeAlias = Account  # noqa: Y015
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from controller.lab.offline.report import (
-    Timing,
+    Prediction,
     accuracy,
     class_table,
     kendall,
@@ -23,8 +23,8 @@ from tests.unit.controller.lab.offline.rows import measurement
 SMALL = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
 
 
-def timing(predicted: float, measured: float, node: str = "pi", batch: str = "b") -> Timing:
-    return Timing(node, "small", batch, predicted, measured)
+def prediction(predicted: float, measured: float, node: str = "pi", batch: str = "b") -> Prediction:
+    return Prediction(node, "small", batch, predicted, measured)
 
 
 @given(SMALL)
@@ -39,7 +39,7 @@ def test_rank_correlations_are_those_of_scipy(pairs: list[tuple[int, int]]) -> N
 
 
 def test_one_request_has_no_rank_correlation() -> None:
-    found = accuracy([timing(1.0, 2.0)])
+    found = accuracy([(1.0, 2.0)])
     assert found is not None
     assert (found.spearman, found.kendall) == (None, None)
     assert found.median_error_ratio == 0.5
@@ -47,7 +47,7 @@ def test_one_request_has_no_rank_correlation() -> None:
 
 
 def test_errors_are_shares_of_what_came_and_bias_has_a_sign() -> None:
-    found = accuracy([timing(0.9, 1.0), timing(1.6, 2.0), timing(4.4, 4.0)])
+    found = accuracy([(0.9, 1.0), (1.6, 2.0), (4.4, 4.0)])
     assert found is not None
     assert found.requests == 3
     assert found.median_error_ratio == pytest.approx(0.1)
@@ -81,9 +81,9 @@ def test_classes_and_models_are_counted_apart_and_ungraded_answers_not_at_all() 
 
 def test_batches_are_judged_by_their_last_finish() -> None:
     timings = [
-        timing(1.0, 1.0, "pi", "b1"),
-        timing(2.0, 4.0, "vm", "b1"),
-        timing(3.0, 3.0, "pi", "b2"),
+        prediction(1.0, 1.0, "pi", "b1"),
+        prediction(2.0, 4.0, "vm", "b1"),
+        prediction(3.0, 3.0, "pi", "b2"),
     ]
     found = report(timings, [])
     assert found.makespans is not None
@@ -91,3 +91,13 @@ def test_batches_are_judged_by_their_last_finish() -> None:
     assert found.makespans.bias_ratio == pytest.approx(-0.25)
     assert list(found.destinations) == ["pi/small", "vm/small"]
     assert json.loads(json.dumps(report_as_json(found)))["requests"]["requests"] == 3
+
+
+def test_joules_are_compared_where_both_are_known() -> None:
+    both = Prediction("pi", "small", "b", 1.0, 1.0, predicted_joules=3.0, measured_joules=2.0)
+    unmeasured = Prediction("vm", "small", "b", 1.0, 1.0, predicted_joules=9.0)
+    found = report([both, unmeasured], [])
+    assert found.energy is not None
+    assert (found.energy.requests, found.energy.bias_ratio) == (1, pytest.approx(0.5))
+    assert [*found.destination_energy] == ["pi/small"]
+    assert report([unmeasured], []).energy is None
