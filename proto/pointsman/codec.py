@@ -84,6 +84,8 @@ class Codec(Generic[Value, Wire]):
             raise TypeError(f"{wire.DESCRIPTOR.name} lacks {sorted(missing)} of {value.__name__}")
         if missing := {*descriptors} - walked - {*write_with} - {*by_hand}:
             raise TypeError(f"{value.__name__} lacks {sorted(missing)} of {wire.DESCRIPTOR.name}")
+        self.walked = frozenset({*walked, *write_with})
+        """Fields of the message that are converted, not set by hand."""
         # Each function is one expression over all fields, as a hand would write it and as fast.
         names: dict[str, Any] = {"value": value, "wire": wire}
         names |= {f"read_all_{name}": read for name, read in read_with.items()}
