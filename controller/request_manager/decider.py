@@ -1,7 +1,7 @@
 """A batch and a snapshot in, placements out: the shell around the pure routing core.
 
 The policy thinks in a thread of its own, is timed, and when it fails or overruns its budget by far
-the batch goes to the least loaded nodes instead, and the decision says so (case R18).
+the batch goes to the least loaded nodes instead, and the decision says so.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The way from a node's tokens to one client.
 
 Text waits in a bounded buffer and is handed over in one piece, so a slow reader costs at most the
-bound and is then cancelled (case S12) instead of slowing the node or the others.
+bound and is then cancelled instead of slowing the node or the others.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class AnswerStream:
                 )
             self._changed.clear()
             # Not `wait_for`: before Python 3.12 it loses a cancellation that comes in the same
-            # turn of the loop as the event, and then nobody frees the node's slot (case R16).
+            # turn of the loop as the event, and then nobody frees the node's slot.
             timer = loop.call_later(remaining, self._changed.set)
             try:
                 await self._changed.wait()

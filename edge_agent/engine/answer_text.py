@@ -7,7 +7,7 @@ from collections.abc import Sequence
 class AnswerText:
     """The text of one answer while it grows.
 
-    Two things are held back: the first bytes of a character that is not whole yet (S10), and
+    Two things are held back: the first bytes of a character that is not whole yet, and
     text that may turn out to be the beginning of a stop string.
     """
 

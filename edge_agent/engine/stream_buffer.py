@@ -15,7 +15,7 @@ class StreamBuffer:
 
     A reader that is a little late loses nothing: beyond some events neighbouring chunks are
     merged, so that only their text takes room. A reader that leaves more than
-    `MAX_UNREAD_CHARACTERS` of text gets `SlowReaderError` after what was buffered (S12).
+    `MAX_UNREAD_CHARACTERS` of text gets `SlowReaderError` after what was buffered.
     One reader; everything happens on the event loop.
     """
 

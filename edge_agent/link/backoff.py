@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Backoff:
     """Full jitter: a delay drawn between 0 and a bound that doubles up to `cap_seconds`.
 
-    Full jitter spreads a fleet that lost its controller at one moment (case L11), and the cap
-    bounds how long a node stays away once the network is back (case L7).
+    Full jitter spreads a fleet that lost its controller at one moment, and the cap
+    bounds how long a node stays away once the network is back.
     """
 
     first_seconds: float = 0.5

@@ -34,7 +34,7 @@ from edge_agent.serving.hosted import HostedModel
 log = structlog.get_logger()
 
 _KNOWN_ORDERS: Final = 4096
-"""Orders remembered after their end, so that a repeat is not worked on twice (case S8)."""
+"""Orders remembered after their end, so that a repeat is not worked on twice."""
 
 _CANCEL_SECONDS: Final = 2.0
 """How long an engine may take to end a cancelled answer."""

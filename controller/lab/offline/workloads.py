@@ -242,7 +242,7 @@ def _commonsenseqa(line: Line, path: Path, seed: int) -> Question:
 
 
 def _truthfulqa_choices(line: Line, path: Path, seed: int) -> Question:
-    """The best answer among the incorrect ones, in an order that the seed decides (MC1)."""
+    """The best answer among the incorrect ones, in an order that the seed decides."""
     question = text_of(line, "Question").strip()
     best = text_of(line, "Best Answer").strip()
     texts = [best, *(text for text in _answers(line, "Incorrect Answers") if text != best)]

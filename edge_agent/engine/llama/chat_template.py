@@ -1,7 +1,7 @@
 """Renders a chat with a model's own template, in a sandbox.
 
 The template is a program that came with the weights: it runs without access to Python's
-insides, and a fault in it is a reason to refuse chats, never to refuse the model (P6).
+insides, and a fault in it is a reason to refuse chats, never to refuse the model.
 """
 
 import datetime

@@ -117,7 +117,7 @@ def _put_in_place(partial: Path, target: Path) -> None:
         os.replace(partial, target)
         folder = os.open(target.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)  # without it the new name can be lost with the power (M6)
+            os.fsync(folder)  # without it the new name can be lost with the power
         finally:
             os.close(folder)
     except OSError as error:

@@ -19,7 +19,7 @@ STEP_SECONDS_ALONE: Final = 0.4
 FIRST_BUDGET_TOKENS: Final = 32
 MIN_BUDGET_TOKENS: Final = 16
 # The longest-waiting prompt gets this share of at least every second step, whatever else arrives,
-# so it cannot starve (R17).
+# so it cannot starve.
 OLDEST_SHARE_RATIO: Final = 0.25
 _PACE_WEIGHT: Final = 0.3
 

@@ -1,7 +1,7 @@
 """One spawned child per loaded model: starts it, watches its progress, restarts it, stops it.
 
 This module and what it imports stay light: llama.cpp and NumPy live in the child alone, and
-unloading a model is ending its child, which gives all of its memory back (P4).
+unloading a model is ending its child, which gives all of its memory back.
 """
 
 import asyncio
@@ -75,16 +75,16 @@ class SupervisedEngine:
 
     Args:
         settings: how the model is run.
-        niceness: added to the child's, so that the agent itself stays quick (P3).
+        niceness: added to the child's, so that the agent itself stays quick.
         max_queued: requests that may wait for a slot.
-        stall_seconds: the child is killed when it has work and does nothing for so long (L17).
+        stall_seconds: the child is killed when it has work and does nothing for so long.
         close_grace_seconds: how long the child may take to end when asked.
         first_restart_seconds: the pause before the first restart; each further one is twice as
             long.
         max_restart_seconds: the longest pause; a child that lived longer starts the count anew.
         memory_restart_seconds: the least pause after a want of memory, which ends by somebody
-            else's giving some back, if at all (P13).
-        max_unread_characters: text that a reader may leave waiting before it is given up (S12).
+            else's giving some back, if at all.
+        max_unread_characters: text that a reader may leave waiting before it is given up.
         available: memory that a new process can have, bytes.
 
     Raises:

@@ -101,7 +101,7 @@ class RemoteAnswer:
             self._put(PromptProgress(read, read, is_estimate=True))
         self.pieces += 1
         self.untold_pieces += 1
-        # The halves of a surrogate pair may come in two pieces, each escaped by itself (S10).
+        # The halves of a surrogate pair may come in two pieces, each escaped by itself.
         whole = self.joiner.decode(text.encode("utf-16-le", "surrogatepass"))
         self._show(self.text.feed(whole.encode("utf-8", "replace")))
 

@@ -59,7 +59,7 @@ class OpenAiConnection:
     Args:
         settings: where it is.
         connect_seconds: longest time for a connection to be made.
-        stall_seconds: longest time between two pieces of an answer (L17, R6).
+        stall_seconds: longest time between two pieces of an answer.
         environ: where `api_key_env` is looked up.
 
     Attributes:

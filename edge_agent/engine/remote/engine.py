@@ -66,11 +66,11 @@ class OpenAiEngine:
         settings: where it is.
         max_queued: requests that may wait for a slot.
         connect_seconds: longest time for a connection to be made.
-        stall_seconds: longest time between two pieces of an answer (L17, R6).
+        stall_seconds: longest time between two pieces of an answer.
         first_retry_seconds: the pause before a failed endpoint is first asked whether it is back;
             each further one is twice as long.
         max_retry_seconds: the longest pause.
-        max_unread_characters: text that a reader may leave waiting before it is given up (S12).
+        max_unread_characters: text that a reader may leave waiting before it is given up.
         environ: where `api_key_env` is looked up.
         rng: spreads the pauses of many agents.
     """

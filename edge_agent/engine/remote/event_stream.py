@@ -8,7 +8,7 @@ _MAX_EVENT_BYTES: Final = 1_048_576
 class EventStream:
     """Cuts a body into events, wherever its pieces were cut.
 
-    Lines are decoded when they are whole, so a character that came in two pieces is one (S10).
+    Lines are decoded when they are whole, so a character that came in two pieces is one.
     Comments, event names and ids are left out: nothing here needs them.
 
     Source: the HTML standard, "Server-sent events", parsing an event stream.

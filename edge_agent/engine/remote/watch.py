@@ -80,7 +80,7 @@ class EndpointWatch:
         went_down_at = time.monotonic()
         while True:
             # Not reset by coming back, only by an answer: an endpoint whose list of models works
-            # and whose answers do not must not draw requests again and again (R1).
+            # and whose answers do not must not draw requests again and again.
             pause = self._first_retry_seconds * 2.0 ** min(self._failures_in_a_row, 16)
             self._failures_in_a_row += 1
             pause = min(pause, self._max_retry_seconds)
