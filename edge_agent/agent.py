@@ -116,7 +116,7 @@ class Agent:
 
     @property
     def needs_reboot(self) -> bool:
-        """Whether a model cannot be had until the board's memory is in one piece again (P14)."""
+        """Whether a model cannot be had until the board's memory is in one piece again."""
         return any(
             model.failure is EngineFailure.GPU_MEMORY_FRAGMENTED
             for model in self.models.models.values()

@@ -208,7 +208,7 @@ class RejectedError(Exception):
 
 
 class SlowReaderError(Exception):
-    """A generation that was cancelled because its reader left too much text unread (S12)."""
+    """A generation that was cancelled because its reader left too much text unread."""
 
 
 GenerationEvent = PromptProgress | TextChunk | Finished

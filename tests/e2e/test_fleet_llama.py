@@ -135,7 +135,7 @@ async def answer(client: Client, prompt: str) -> tuple[str, router_pb2.Account]:
 
 
 def test_killed_agent_fails_its_stream_alone_and_is_used_again(agents: Agents) -> None:
-    """Cases S5 and L6: kill -9 while it streams; nothing of it is left, and it can come back."""
+    """Kill -9 while it streams; nothing of it is left, and it can come back."""
 
     async def follow(client: Client, prompt: str, place: asyncio.Future[str]) -> list[str]:
         """The events of one long answer, and where it runs as soon as that is known."""

@@ -130,7 +130,7 @@ BAD_REQUESTS = {
 async def test_bad_request_is_refused_before_it_costs_anything(
     fleet: RunningFleet, name: str
 ) -> None:
-    """Case R12: an unknown model is never silently another."""
+    """An unknown model is never silently another."""
     request, status, words = BAD_REQUESTS[name]
     for failure in (
         await infer_failure(fleet, request),
@@ -146,7 +146,6 @@ async def test_bad_request_is_refused_before_it_costs_anything(
 
 
 async def test_prompt_longer_than_every_context_says_so(fleet: RunningFleet) -> None:
-    """Case P8."""
     failure = await infer_failure(fleet, changed(prompt="word " * 2000))
     assert failure.code() is CODE.INVALID_ARGUMENT
     assert f"at most {CONTEXT_TOKENS}" in (failure.details() or "")
@@ -358,7 +357,6 @@ async def test_fault_of_the_controllers_own_is_internal_and_tells_nothing(
 async def test_fleet_with_nobody_in_it_is_unavailable_and_not_busy(
     fleet: RunningFleet, tmp_path: Path
 ) -> None:
-    """Case R5."""
     async with running_fleet(tmp_path) as empty:
         failure = await infer_failure(empty, HELLO)
         assert failure.code() is CODE.UNAVAILABLE
@@ -374,7 +372,6 @@ async def test_fleet_with_nobody_in_it_is_unavailable_and_not_busy(
 async def test_full_controller_is_busy_and_not_unavailable(
     fleet: RunningFleet, tmp_path: Path
 ) -> None:
-    """Cases R5 and R11."""
 
     def slow(settings: EngineSettings) -> FakeEngine:
         return FakeEngine(settings, speeds=FakeSpeeds(decode_tokens_per_second=20.0))

@@ -99,7 +99,7 @@ def test_dry_run_places_every_request_and_sends_nothing(tmp_path: Path, policy: 
 
 
 def test_killed_agent_ends_its_stream_with_an_error_and_is_used_again(tmp_path: Path) -> None:
-    """Case S5: an interrupted answer never looks finished, and the others go on."""
+    """An interrupted answer never looks finished, and the others go on."""
 
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
@@ -150,7 +150,6 @@ def test_request_that_streamed_nothing_moves_when_its_node_is_lost(tmp_path: Pat
 
 
 def test_client_that_goes_away_frees_the_slot(tmp_path: Path) -> None:
-    """Case S1."""
 
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
@@ -290,7 +289,6 @@ def test_two_clients_of_one_model_take_turns_and_never_see_each_others_text(
 
 
 def test_five_hundred_cancels_at_any_moment_leave_no_slot_taken(tmp_path: Path) -> None:
-    """Case R16."""
 
     def quick(settings: EngineSettings) -> FakeEngine:
         speeds = FakeSpeeds(
@@ -359,7 +357,7 @@ def test_client_that_leaves_while_its_window_is_open_is_never_dispatched(tmp_pat
 
 
 def test_client_that_stops_reading_is_cut_off_and_costs_its_bound_at_most(tmp_path: Path) -> None:
-    """Case S12: its node goes free although it never asks again; the others go on."""
+    """Its node goes free although it never asks again; the others go on."""
     words = 40_000
 
     def talkative(settings: EngineSettings) -> FakeEngine:
@@ -410,7 +408,7 @@ async def stream_until(
 
 
 def test_engine_that_crashes_while_it_streams_never_looks_finished(tmp_path: Path) -> None:
-    """Case S5; case S4: the others see an error that they may retry, and the agent goes on."""
+    """The others see an error that they may retry, and the agent goes on."""
 
     async def scenario() -> None:
         async with running_fleet(tmp_path) as fleet:
@@ -432,7 +430,7 @@ def test_engine_that_crashes_while_it_streams_never_looks_finished(tmp_path: Pat
 
 
 def test_answer_that_outlasts_its_stopping_node_never_looks_finished(tmp_path: Path) -> None:
-    """Case S5: 1. an answer streams; 2. its agent stops; 3. the drain's time is over first."""
+    """1. an answer streams; 2. its agent stops; 3. the drain's time is over first."""
 
     def very_slow(settings: EngineSettings) -> FakeEngine:
         return FakeEngine(settings, speeds=FakeSpeeds(decode_tokens_per_second=5.0))
@@ -459,7 +457,7 @@ def test_answer_that_outlasts_its_stopping_node_never_looks_finished(tmp_path: P
 
 
 def test_agents_find_a_restarted_controller_by_themselves(tmp_path: Path) -> None:
-    """Cases L7 and L10: nobody restarts an agent, and ids that it knows are answered again."""
+    """Nobody restarts an agent, and ids that it knows are answered again."""
 
     async def scenario() -> None:
         request = infer_request("Who are you?", seed=1)

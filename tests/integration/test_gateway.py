@@ -335,7 +335,6 @@ async def test_error_before_the_first_text_of_a_whole_answer_is_an_http_error() 
 
 
 async def test_error_in_mid_stream_ends_it_with_an_error_frame_and_no_done() -> None:
-    """Case S5."""
     router = ScriptedRouter(ROUTED, Text("a", 1), NodeLostError("node pi was lost"))
     async with door(router) as opened:
         response = await opened.post(stream=True)
@@ -362,7 +361,6 @@ async def test_error_in_mid_stream_ends_it_with_an_error_frame_and_no_done() -> 
     ids=["cancelled", "failed", "no account"],
 )
 async def test_answer_without_a_proper_end_is_never_a_stop(ending: tuple[Step, ...]) -> None:
-    """Case S5."""
     async with door(ScriptedRouter(ROUTED, Text("a", 1), *ending)) as opened:
         streamed = (await opened.post(stream=True)).text
         assert '"error":{' in streamed
@@ -453,7 +451,6 @@ async def test_unknown_path_and_method_have_openai_shape() -> None:
 
 
 async def test_headers_do_not_wait_for_the_model_and_comments_keep_the_stream_alive() -> None:
-    """Case S6."""
     gate = asyncio.Event()
     limits = GatewaySettings(hold_seconds=0.01, keep_alive_seconds=0.01)
     async with door(ScriptedRouter(gate, *ANSWER), limits) as opened:
@@ -488,7 +485,6 @@ async def test_openai_client_does_not_mind_the_comments() -> None:
 async def test_client_that_leaves_cancels_its_generation(
     script: tuple[Step, ...], is_stream: bool
 ) -> None:
-    """Case S1."""
     router = ScriptedRouter(*script, asyncio.Event(), STOPPED)
     async with door(router) as opened:
         _, writer = await connect(opened.port, stream=is_stream)
@@ -500,7 +496,6 @@ async def test_client_that_leaves_cancels_its_generation(
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_half_closed_connection_cancels_its_generation(is_stream: bool) -> None:
-    """Case S1."""
     router = ScriptedRouter(ROUTED, Text("a", 1), asyncio.Event(), STOPPED)
     async with door(router) as opened:
         _, writer = await connect(opened.port, stream=is_stream)
@@ -511,7 +506,6 @@ async def test_half_closed_connection_cancels_its_generation(is_stream: bool) ->
 
 
 async def test_openai_stream_that_is_closed_cancels_its_generation() -> None:
-    """Case S1."""
     router = ScriptedRouter(ROUTED, Text("a", 1), asyncio.Event(), STOPPED)
     async with door(router) as opened:
         stream = await opened.client.chat.completions.create(
@@ -523,7 +517,6 @@ async def test_openai_stream_that_is_closed_cancels_its_generation() -> None:
 
 
 async def test_client_that_stops_reading_is_let_go() -> None:
-    """Case S12."""
     many = [Text("x" * 100_000, 1)] * 200
     router = ScriptedRouter(ROUTED, *many, asyncio.Event(), STOPPED)
     async with door(router, GatewaySettings(write_seconds=0.1), grace_seconds=1) as opened:
@@ -636,7 +629,6 @@ async def test_address_that_is_not_ours_is_a_clear_error(host: str, port: int) -
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux for its timers")
 async def test_waiting_connection_is_probed_so_that_a_vanished_client_is_noticed() -> None:
-    """Case G2."""
     router = ScriptedRouter(asyncio.Event())
     async with door(router) as opened:
         _, writer = await connect(opened.port)

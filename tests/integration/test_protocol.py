@@ -226,7 +226,7 @@ async def test_second_agent_of_a_name_supersedes_the_first(tmp_path: Path) -> No
 
 
 async def test_frozen_node_is_lost_when_its_lease_runs_out(tmp_path: Path) -> None:
-    """Case L8: it is out of routing at once, listed as offline, and can be forgotten."""
+    """It is out of routing at once, listed as offline, and can be forgotten."""
     settings = FleetSettings(
         health_interval_seconds=0.1, lease_seconds=2.0, probe_interval_seconds=0.2
     )

@@ -83,7 +83,7 @@ async def serving(certificate: Path | None) -> AsyncIterator[str]:
 async def test_certificate_is_judged_as_the_agent_would(
     tmp_path: Path, first: int, last: int, name: str, level: str, words: str, fix: str
 ) -> None:
-    """Case G6 for the clock."""
+    """A clock that is wrong."""
     path = make_certificate(tmp_path, first, last, name)
     async with serving(path) as address:
         found = await check_certificate(ControllerSettings(address, ca_file=str(path)), time.time())

@@ -20,10 +20,13 @@ SOURCES = sorted(
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 CODE_PATH = re.compile(r"`((?:controller|edge_agent|proto|deploy|docs|models|tests)/[\w./-]*)`")
-CASE = re.compile(r"\bcases? [A-Z]\d{1,2}\b|\((?:[DGLMOPRS]\d{1,2})(?:, [DGLMOPRS]\d{1,2})*\)")
+CASE = re.compile(r"\b[Cc]ases? [A-Z]\d{1,2}\b|\((?:[DGLMOPRS]\d{1,2})(?:, [DGLMOPRS]\d{1,2})*\)")
 UNSKIMMABLE = re.compile(
     r"\banew\b|\belse[.:;)]?(?= *(?:\||$))|\bmay be given again\b|\btells? of\b", re.MULTILINE
 )
+
+TO_BE_MADE = {"controller/routing/baselines/cheapest.py", "edge_agent/sensors/meter.py"}
+"""Files that the recipes have somebody make."""
 
 
 def name(path: Path) -> str:
@@ -35,7 +38,8 @@ def test_every_link_and_every_path_of_a_page_leads_somewhere(page: Path) -> None
     text = page.read_text(encoding="utf-8")
     links = [link for link in LINK.findall(text) if "://" not in link]
     assert not [link for link in links if not (page.parent / link).exists()]
-    assert not [path for path in CODE_PATH.findall(text) if not (ROOT / path).exists()]
+    paths = {*CODE_PATH.findall(text)} - TO_BE_MADE
+    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 @pytest.mark.parametrize("page", ["settings.md", "cli.md"])

@@ -66,7 +66,7 @@ def classify_refusal(
 
 
 def _fragmented(stderr_tail: str, largest_free_block_bytes: int | None) -> EngineError:
-    """A Jetson whose memory has no large enough pieces left, often until it is rebooted (P14)."""
+    """A Jetson whose memory has no large enough pieces left, often until it is rebooted."""
     largest = (
         ""
         if largest_free_block_bytes is None

@@ -220,7 +220,7 @@ class LlamaModel:
         return str(llama_cpp.llama_vocab_get_text(self._vocab, token).decode(errors="replace"))
 
     def _warm_up(self) -> None:
-        """Decode once: pages the weights in, and meets an illegal instruction now (P9)."""
+        """Decode once: pages the weights in, and meets an illegal instruction now."""
         token = max(0, llama_cpp.llama_vocab_bos(self._vocab))
         self.decode([BatchToken(token, 0, 0, True)], None)
         self.truncate(0, 0)
@@ -470,7 +470,7 @@ class LlamaModel:
 
 
 def _load_error(errors: Sequence[str]) -> LoadError:
-    """Classify a failed load by what llama.cpp logged, since it returns nothing but NULL (P5)."""
+    """Classify a failed load by what llama.cpp logged, since it returns nothing but NULL."""
     text = "\n".join(errors)
     last = errors[-1] if errors else "llama.cpp gave no reason"
     if "unknown model architecture" in text or "unknown pre-tokenizer" in text:
@@ -497,7 +497,7 @@ def _die_with_parent(parent: int | None) -> None:
 
 
 def _be_the_first_to_go() -> None:
-    """Let the kernel choose this process, not the agent, when memory runs out (P13)."""
+    """Let the kernel choose this process, not the agent, when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 

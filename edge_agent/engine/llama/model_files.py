@@ -174,7 +174,7 @@ def describe_model_file(path: Path) -> ModelFile:
 
 
 def _what_it_is(head: bytes) -> str:
-    """Name the usual impostors, so that the message says what to do (M4)."""
+    """Name the usual impostors, so that the message says what to do."""
     start = head.lstrip().lower()
     if not head:
         return "is empty; pull the model again."

@@ -173,7 +173,7 @@ class SupervisedEngine:
             self._cancel(stream)
 
     def stats(self) -> EngineStats:
-        """Look at the engine without waiting for it (P10)."""
+        """Look at the engine without waiting for it."""
         busy = sum(stream.has_slot for stream in self._streams.values())
         failure = self._failure
         return EngineStats(
@@ -375,7 +375,7 @@ class SupervisedEngine:
         return fault or _why(status, child, kills_before)
 
     async def _watch_progress(self, child: Child) -> EngineError:
-        """Kill a child that has work and does nothing (L17)."""
+        """Kill a child that has work and does nothing."""
         interval = self._stall_seconds / 8
         while True:
             slept_at = time.monotonic()

@@ -376,7 +376,7 @@ class OpenAiEngine:
             stream.task.cancel()
 
     def _account(self) -> None:
-        """Split the time since the last look over the requests that were under way (D18)."""
+        """Split the time since the last look over the requests that were under way."""
         now = time.monotonic()
         if self._active:
             seconds = now - self._accounted_at

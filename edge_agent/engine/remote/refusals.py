@@ -138,7 +138,7 @@ def meaning_of_error_frame(
 
 
 def shown_words(message: object, key: str) -> str:
-    """What the endpoint said, fit to be shown: short, on one line, without our key (O5).
+    """What the endpoint said, fit to be shown: short, on one line, without our key.
 
     Args:
         key: "" for none.

@@ -41,7 +41,6 @@ def test_codes_tell_the_errors_apart() -> None:
 
 
 def test_nobody_there_is_unavailable_and_too_many_waiting_is_exhausted() -> None:
-    """Case R5."""
     assert public_error(errors.NoDestinationError("")).http_status == 503
     assert public_error(errors.QueueFullError("")).http_status == 429
 

@@ -25,7 +25,6 @@ def test_every_public_variable_is_described_and_has_its_stated_default() -> None
 
 
 def test_agent_joins_the_groups_of_sensors_and_gpus_that_a_host_has() -> None:
-    """Case D13."""
     wanted = load("defaults/main.yml")["edge_agent_supplementary_groups"]
     assert {"video", "render"} <= set(wanted)
     user = next(task for task in load("tasks/install.yml") if "ansible.builtin.user" in task)

@@ -8,7 +8,6 @@ PC = "processor\t: 0\nflags\t\t: fpu pni ssse3 avx avx2 fma f16c bmi2\n"
 
 
 def test_build_for_a_pi_5_dies_on_a_pi_4() -> None:
-    """Case P9."""
     built = "CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | DOTPROD = 1 | REPACK = 1 | "
     assert compare_features(built, PI_4) == BuildFit(("DOTPROD", "FP16_VA"), ())
     assert compare_features(built, PI_5) == BuildFit((), ())
@@ -35,7 +34,6 @@ CUDA_NO_VMM = "CUDA : ARCHS = 870 | NO_VMM = 1 | USE_GRAPHS = 1 | "
 
 
 def test_cuda_build_with_virtual_memory_is_told_from_one_without() -> None:
-    """Case P11."""
     assert maps_gpu_memory_virtually(CUDA + CPU)
     assert not maps_gpu_memory_virtually(CUDA_NO_VMM + CPU)
     assert not maps_gpu_memory_virtually(CPU)

@@ -62,7 +62,6 @@ async def test_every_finding_that_is_not_ok_says_what_to_do(settings: Settings) 
 async def test_clock_that_was_never_set_is_an_error(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case G6."""
     monkeypatch.setattr(time, "time", lambda: 86_400.0)
     finding = await finding_of(settings, "clock")
     assert finding.level == "error"
@@ -120,7 +119,6 @@ def test_unencrypted_is_well_on_this_machine_only() -> None:
 
 
 def test_cuda_build_with_virtual_memory_is_a_warning_on_a_jetson(tmp_path: Path) -> None:
-    """Case P11."""
     info = "CUDA : ARCHS = 870 | USE_GRAPHS = 1 | CPU : NEON = 1 | "
     (warning,) = judge_build("0.3", info, write(tmp_path / "jetson", orin_nano()))
     assert warning.level == "warning"
@@ -179,7 +177,6 @@ async def test_check_that_fails_itself_stops_nothing(
 def test_device_that_cannot_be_opened_names_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case D13."""
     device = tmp_path / "dev" / "vcio"
     device.parent.mkdir()
     device.touch()
@@ -196,7 +193,6 @@ def test_device_that_cannot_be_opened_names_its_group(
 async def test_model_for_which_the_disk_has_no_room_is_an_error(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Case M5."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(10**9, 0, 10**9))
     absent = replace(settings, models=(ModelSettings("smollm2-135m-instruct-q4_1"),))
     finding = await finding_of(absent, "models")

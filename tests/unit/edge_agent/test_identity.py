@@ -29,7 +29,7 @@ def test_machine_without_a_device_tree_names_itself_in_dmi(tmp_path: Path) -> No
 
 
 def test_host_that_says_nothing_is_described_generically(tmp_path: Path) -> None:
-    """Case D7: a missing path is no error."""
+    """A missing path is no error."""
     host = describe_host(tmp_path)
     assert host.hardware.endswith(" host")
     assert host.operating_system
@@ -39,7 +39,6 @@ def test_host_that_says_nothing_is_described_generically(tmp_path: Path) -> None
 def test_description_in_another_encoding_does_not_stop_the_agent(
     tmp_path: Path, content: bytes
 ) -> None:
-    """Case D16."""
     write(tmp_path, "etc/os-release", content)
     write(tmp_path, "proc/device-tree/model", b"Bo\xffard\0")
     host = describe_host(tmp_path)

@@ -102,7 +102,7 @@ def test_source_that_says_it_is_an_estimate_counts_as_one_whatever_its_name() ->
 
 
 def test_clock_of_the_node_is_never_asked() -> None:
-    """Case L6: a board without a clock battery reports 1970, or next year."""
+    """A board without a clock battery reports 1970, or next year."""
     message = HEALTH.write(health())
     message.sample_time.FromSeconds(0)
     assert HEALTH.read(message) == health()

@@ -46,9 +46,7 @@ def test_anything_that_arrives_renews_the_lease(registry: Registry) -> None:
 
 
 def test_stalled_controller_gives_everybody_one_more_lease(registry: Registry) -> None:
-    """Case L3.
-
-    1. two nodes are connected and speak;
+    """1. two nodes are connected and speak;
     2. the controller does nothing for three leases, so nothing is read meanwhile;
     3. nobody is lost; 4. whoever speaks again stays, whoever does not is lost one lease later.
     """
@@ -92,7 +90,7 @@ def test_end_of_a_superseded_session_does_not_end_its_successor(registry: Regist
 
 
 def test_repeated_fact_is_dropped_after_a_reconnect(registry: Registry) -> None:
-    """Case L15: what arrived before does not count again."""
+    """What arrived before does not count again."""
     registry.begin(ONE, PI, "first", 0.0)
     assert registry.accept(PI, "first", 1)
     assert registry.accept(PI, "first", 2)
@@ -191,7 +189,7 @@ def test_drain_is_remembered_over_reconnects(registry: Registry) -> None:
 def test_fleet_that_falls_silent_as_one_is_evicted_only_after_a_period_of_grace(
     registry: Registry,
 ) -> None:
-    """Case L3: most nodes at once means that the controller itself is cut off."""
+    """Most nodes at once means that the controller itself is cut off."""
     for number in range(5):
         registry.begin(SessionId(f"s{number}"), NodeId(f"n{number}"), "first", 0.1 * number)
     assert expired_after_regular_checks(registry, 0.0, 2 * LEASE - 2.0) == []
@@ -201,7 +199,6 @@ def test_fleet_that_falls_silent_as_one_is_evicted_only_after_a_period_of_grace(
 def test_fleet_that_is_heard_again_in_the_period_of_grace_loses_nobody(
     registry: Registry,
 ) -> None:
-    """Case L3."""
     names = [NodeId(f"n{number}") for number in range(5)]
     for name in names:
         registry.begin(SessionId(name), name, "first", 0.0)

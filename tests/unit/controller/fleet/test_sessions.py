@@ -191,7 +191,7 @@ async def test_reconnected_agent_is_told_what_had_arrived(fleet: Fleet) -> None:
 
 
 async def test_words_of_a_superseded_session_count_for_nothing(fleet: Fleet) -> None:
-    """Case L15: a late message of an older session never overwrites a newer state."""
+    """A late message of an older session never overwrites a newer state."""
     old = fleet.connect()
     new = fleet.connect()
     assert fleet.heard == [("lost", PI, "the agent connected again")]
@@ -349,7 +349,6 @@ async def test_work_goes_down_the_link_of_its_node(fleet: Fleet) -> None:
 
 
 async def test_work_for_a_node_that_is_gone_is_not_sent(fleet: Fleet) -> None:
-    """Case R20."""
     request = InferenceRequest(RequestId("r1"), "Hello")
     assert not fleet.links.send_work(PI, request, 1, placement(), 9.0)
     fleet.links.send_cancel(PI, RequestId("r1"), 1)

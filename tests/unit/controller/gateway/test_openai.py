@@ -341,7 +341,6 @@ def test_finish_reasons_keep_their_meaning(reason: FinishReason, expected: str) 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.FAILED])
 def test_answer_that_was_cut_off_is_a_failure_never_a_stop(reason: FinishReason) -> None:
-    """Case S5."""
     failure = account_failure(ended(reason, "the engine was told to stop"))
     assert failure is not None
     assert failure.status == 502

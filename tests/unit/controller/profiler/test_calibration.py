@@ -75,7 +75,7 @@ def test_estimate_begins_with_what_was_measured() -> None:
 @pytest.mark.parametrize("ratio", [2.0, 0.5, 1.3])
 @pytest.mark.parametrize("seed", range(5))
 def test_change_of_speed_is_followed_within_twenty_completions(ratio: float, seed: int) -> None:
-    """Case D15, and the issue's figure: within 10 % after 20 completions."""
+    """Within 10 % after 20 completions."""
     rng = np.random.default_rng(seed)
     estimate = SpeedEstimate(BASE, SLOTS)
     complete(estimate, BASE, 60, rng)
@@ -128,7 +128,6 @@ def test_drift_is_not_taken_for_a_slope() -> None:
 
 
 def test_throttled_node_is_slower_at_once_and_as_fast_again_at_once() -> None:
-    """Case D15."""
     rng = np.random.default_rng(0)
     estimate = SpeedEstimate(BASE, SLOTS)
     complete(estimate, BASE, 20, rng)

@@ -22,7 +22,7 @@ def test_one_silent_node_among_many_is_stale_in_time() -> None:
 
 
 def test_most_nodes_silent_at_once_is_the_controllers_own_fault() -> None:
-    """Case L3: one period of grace."""
+    """One period of grace."""
     assert believed_seconds([11.0, 11.2, 10.8, 0.3], STALE) == 2 * STALE
     assert refusal(NodeState.READY, 11.0, 2 * STALE) is None
     assert refusal(NodeState.READY, 21.0, 2 * STALE) is not None

@@ -19,7 +19,7 @@ def monitor_with(*work_seconds: float, now: float = 0.0) -> RequestMonitor:
 
 
 def test_backlog_is_the_work_that_was_claimed() -> None:
-    """Case R4: a claim counts at once, without waiting for the node to say anything."""
+    """A claim counts at once, without waiting for the node to say anything."""
     assert monitor_with(2.0, 3.0).backlog_seconds(0.0) == pytest.approx(5.0)
     assert RequestMonitor().backlog_seconds(0.0) == 0.0
 

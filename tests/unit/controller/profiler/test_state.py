@@ -79,7 +79,6 @@ def test_stale_health_means_unknown_and_never_idle(profiler: ProfilerState) -> N
 def test_lost_node_leaves_routing_at_once_and_stays_listed_until_forgotten(
     profiler: ProfilerState,
 ) -> None:
-    """Case L8."""
     join(profiler, 1.0)
     profiler.apply(NodeDisconnected(PI), 5.0)
     assert refusal(profiler, 5.0) == "node is offline"
@@ -177,7 +176,7 @@ def test_quality_comes_from_the_prior_and_says_so(profiler: ProfilerState) -> No
 
 
 def test_health_sample_does_not_touch_claims(profiler: ProfilerState) -> None:
-    """Case L15: a node's view, which may be older than a claim, never overwrites it."""
+    """A node's view, which may be older than a claim, never overwrites it."""
     join(profiler, 1.0)
     profiler.apply(dispatched(), 2.0)
     profiler.apply(HealthReported(PI, health()), 2.0)
@@ -340,7 +339,6 @@ def test_measurement_is_remembered_only_for_the_power_mode_it_was_made_in(
 def test_throttled_node_is_predicted_slower_before_any_completion_says_so(
     profiler: ProfilerState,
 ) -> None:
-    """Case D15."""
     join(profiler, 1.0)
     profiler.apply(HealthReported(PI, health(is_throttled=True)), 2.0)
     assert speeds(profiler, 2.0).decode_tokens_per_second < 0.8 * 20.0
@@ -349,7 +347,7 @@ def test_throttled_node_is_predicted_slower_before_any_completion_says_so(
 
 
 def test_slots_are_claimed_at_decision_time(profiler: ProfilerState) -> None:
-    """Case R4: before the node has said anything."""
+    """Before the node has said anything."""
     join(profiler, 1.0)
     for number in range(3):
         profiler.apply(dispatched(f"r{number}"), 1.0)
@@ -415,7 +413,7 @@ def test_paper_backlog_hears_of_dispatches_alone(profiler: ProfilerState) -> Non
 
 
 def test_fleet_that_falls_silent_as_one_gets_a_period_of_grace(profiler: ProfilerState) -> None:
-    """Case L3: the controller was stalled; it must not refuse everything at once."""
+    """The controller was stalled; it must not refuse everything at once."""
     for name in ("a", "b", "c"):
         join(profiler, 1.0, hello(name))
     assert len(routable_nodes(profiler.snapshot(2.0 + STALE_SECONDS))) == 3
@@ -776,7 +774,7 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @invariant()
     def only_ready_nodes_with_fresh_health_take_work(self) -> None:
-        """Cases L13 and L3: health is fresh, or as fresh as most of a fleet that fell silent."""
+        """Health is fresh, or as fresh as most of a fleet that fell silent."""
         routable = routable_nodes(self.profiler.snapshot(self.now))
         assert routable <= self.connected
         for node_id in routable:

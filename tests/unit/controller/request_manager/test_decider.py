@@ -114,7 +114,7 @@ async def test_refused_request_is_told_by_whom_and_the_others_go_on(decider: Dec
 async def test_node_that_failed_a_request_is_used_again_only_when_nothing_else_is_left(
     decider: Decider,
 ) -> None:
-    """Case R9: a retry judges every destination anew."""
+    """A retry judges every destination anew."""
     excluded: list[set[NodeId]] = [{NodeId("a"), NodeId("b")}, {NodeId(n) for n in "abc"}]
     _, (moved, stuck) = await decider.decide(BATCH[:2], FLEET, excluded)
     assert moved.chosen is not None
@@ -161,7 +161,6 @@ async def test_dry_run_with_another_policy_and_weights_changes_nothing(decider: 
 
 
 async def test_same_seed_gives_the_same_decisions() -> None:
-    """Case R18."""
     found = []
     for _ in range(2):
         made = Decider(RoutingSettings(policy="random", seed=5))
@@ -191,7 +190,7 @@ def beyond(problem: RoutingProblem) -> list[int]:
 async def test_batch_of_a_policy_that_fails_goes_to_the_least_loaded(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[RoutingProblem], object], reason: str
 ) -> None:
-    """Cases R18 and R19; the decision says so."""
+    """The decision says so."""
     use(monkeypatch, Scripted(answer))
     decider = Decider(RoutingSettings(policy="scripted"))
     decision, placements = await decider.decide(BATCH, FLEET)
@@ -227,7 +226,7 @@ async def test_assignment_that_breaks_a_constraint_is_not_used(
 
 
 async def test_policy_that_never_answers_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case R18: its thread cannot be stopped, so the next batch gets another."""
+    """Its thread cannot be stopped, so the next batch gets another."""
     monkeypatch.setattr(decider_module, "_OVERRUN_SECONDS", 0.05)
     is_over = threading.Event()
     asked: list[int] = []

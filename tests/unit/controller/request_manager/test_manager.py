@@ -138,7 +138,7 @@ async def test_request_that_is_being_answered_is_not_answered_twice() -> None:
 
 
 async def test_finished_id_may_be_used_again() -> None:
-    """Case S8: the node would ignore an attempt that it has seen."""
+    """The node would ignore an attempt that it has seen."""
     async with bench() as made:
         for number in (1, 2, 3):
             reading = started(made, request("same"))
@@ -152,7 +152,6 @@ async def test_finished_id_may_be_used_again() -> None:
 
 
 async def test_queue_never_grows_beyond_its_limit() -> None:
-    """Case R11."""
     limit = 5
     async with bench(BatchingSettings(window_seconds=30.0, max_waiting_requests=limit)) as made:
         tasks = [started(made, request(f"r{index}")) for index in range(3 * limit)]
@@ -296,7 +295,7 @@ async def test_lost_node_moves_a_request_that_streamed_nothing() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 0])
 async def test_lost_node_fails_a_request_that_has_shown_text(tokens: int) -> None:
-    """Case S5; a node may send text without counting a token for it."""
+    """A node may send text without counting a token for it."""
     async with bench() as made:
         reading = started(made, request())
         await made.until_sent(1)
@@ -321,7 +320,7 @@ async def test_request_moves_off_a_node_that_could_not_start_it() -> None:
 
 
 async def test_node_that_goes_between_decision_and_dispatch_is_planned_around() -> None:
-    """Case R20: only the affected request is planned anew."""
+    """Only the affected request is planned anew."""
     async with bench() as made:
         made.unreachable.add(PI)
         reading = started(made, request())
@@ -440,7 +439,7 @@ async def test_id_that_is_used_again_before_its_first_client_has_gone_is_undistu
 
 
 async def test_slow_reader_is_cancelled_at_the_node_before_it_reads_on() -> None:
-    """Case S12: it may never ask again, and the node must not go on for it."""
+    """It may never ask again, and the node must not go on for it."""
     async with bench(limits=LimitSettings(max_buffered_bytes=10)) as made:
         with made.manager.admitted(request()) as events:
             await made.until_sent(1)
@@ -455,7 +454,6 @@ async def test_slow_reader_is_cancelled_at_the_node_before_it_reads_on() -> None
 
 
 async def test_engine_that_never_starts_is_given_up() -> None:
-    """Case R6."""
     async with bench(limits=LimitSettings(first_token_seconds=0.01)) as made:
         with pytest.raises(RequestTimeoutError, match="no progress"):
             await answered(made, request())

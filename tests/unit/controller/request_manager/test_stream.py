@@ -84,7 +84,7 @@ async def test_failure_is_told_after_the_text_that_came_before_it() -> None:
 
 
 async def test_slow_reader_costs_at_most_the_bound() -> None:
-    """Case S12: what was buffered is still delivered, and then the cancel with its reason."""
+    """What was buffered is still delivered, and then the cancel with its reason."""
     stream = AnswerStream(10)
     stream.push("12345", 1)
     stream.push("67890", 1)
@@ -114,14 +114,13 @@ async def test_request_as_a_whole_has_a_deadline() -> None:
 
 
 async def test_silent_engine_has_a_deadline() -> None:
-    """Case R6."""
     stream = AnswerStream(100)
     with pytest.raises(RequestTimeoutError, match="no progress for 0 s"):
         await stream.next(soon(), 0.0)
 
 
 async def test_progress_without_text_keeps_a_request_alive() -> None:
-    """Case S6: a long prompt is being read.
+    """A long prompt is being read.
 
     1. the reader waits; 2. half of the allowed silence passes, then the engine says that it
     reads; 3. after the first deadline the request is still waited for; 4. its text comes.
@@ -182,10 +181,7 @@ def test_reader_gets_every_character_in_order_and_one_ending(
 
 @pytest.mark.parametrize("turns", range(5))
 async def test_cancellation_that_comes_with_an_event_is_not_lost(turns: int) -> None:
-    """Case R16.
-
-    1. a reader waits; 2. text comes; 3. before the reader has it, its client goes away.
-    """
+    """1. a reader waits; 2. text comes; 3. before the reader has it, its client goes away."""
     stream = AnswerStream(100)
     reading = asyncio.create_task(read(stream))
     for _ in range(3):

@@ -118,7 +118,6 @@ def test_certificate_is_renewed_before_it_ends(
 
 
 def test_board_whose_clock_is_a_little_behind_can_connect(tmp_path: Path) -> None:
-    """Case G6."""
     certificate = x509.load_pem_x509_certificate(made(tmp_path).chain_pem)
     behind = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(hours=12)
     assert certificate.not_valid_before_utc < behind

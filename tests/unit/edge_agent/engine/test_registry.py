@@ -21,7 +21,6 @@ PREPARED = PreparedModel(Path("m.gguf"), "digest", "llama", 0.1, "Q4_0", 8192, N
 def test_one_core_stays_with_the_agent(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
-    """Case P3."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert engine_settings(ModelSettings("m"), PREPARED).threads == threads
     assert engine_settings(ModelSettings("m", threads=7), PREPARED).threads == 7

@@ -11,7 +11,7 @@ from edge_agent.link.backoff import Backoff
 def test_delay_stays_within_its_bounds(
     failures: int, seed: int, first_seconds: float, cap_seconds: float
 ) -> None:
-    """Case L7: a node is back within the cap; case L11: and never at once."""
+    """A node is back within the cap; and never at once."""
     backoff = Backoff(first_seconds, cap_seconds)
     bound = min(cap_seconds, first_seconds * 2.0 ** min(failures - 1, 16))
     delay = backoff.delay_seconds(failures, random.Random(seed))
@@ -28,7 +28,7 @@ def test_bound_doubles_with_each_failure_up_to_the_cap() -> None:
 
 
 def test_fleet_that_lost_its_controller_at_one_moment_spreads() -> None:
-    """Case L11: no tenth of the interval gets more than a fraction of 500 nodes."""
+    """No tenth of the interval gets more than a fraction of 500 nodes."""
     rng = random.Random(7)
     delays = [Backoff().delay_seconds(6, rng) for _ in range(500)]
     buckets = [0] * 10

@@ -208,7 +208,7 @@ async def test_drain_is_learned_with_the_welcome(tmp_path: Path) -> None:
 
 
 async def test_probe_is_echoed_while_answers_stream(tmp_path: Path) -> None:
-    """Case P10: the path is measured whatever else there is to say."""
+    """The path is measured whatever else there is to say."""
     async with bench(tmp_path) as made:
         session = await made.connected()
         for number in range(100):
@@ -314,7 +314,7 @@ async def test_answers_of_several_requests_never_mix(tmp_path: Path) -> None:
 
 
 async def test_sign_of_progress_without_text_is_sent(tmp_path: Path) -> None:
-    """Case S6: a long prompt is being read."""
+    """A long prompt is being read."""
     async with bench(tmp_path) as made:
         session = await made.connected()
         made.outgoing.progressed("r1", 1, "", 0)
@@ -390,7 +390,7 @@ async def test_reason_of_a_broken_link_is_shown_until_it_is_back(tmp_path: Path)
 
 
 async def test_health_report_survives_a_sensor_that_fails(tmp_path: Path) -> None:
-    """Case L1: the session goes on, and the next sample is sent."""
+    """The session goes on, and the next sample is sent."""
     async with bench(tmp_path) as made:
         made.health_failures = 2
         session = await made.connected()
@@ -399,7 +399,7 @@ async def test_health_report_survives_a_sensor_that_fails(tmp_path: Path) -> Non
 
 
 async def test_order_that_the_agent_trips_over_does_not_end_the_link(tmp_path: Path) -> None:
-    """Case L1: whatever fails, the agent connects again without a restart."""
+    """Whatever fails, the agent connects again without a restart."""
     async with bench(tmp_path) as made:
         session = await made.connected()
 

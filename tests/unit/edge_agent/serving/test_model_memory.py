@@ -247,7 +247,7 @@ async def test_request_brings_back_an_unloaded_model(tmp_path: Path) -> None:
 
 
 async def test_requests_for_two_models_do_not_swap_them_for_ever(tmp_path: Path) -> None:
-    """Case R10: what was used just now keeps its room, so the other request goes elsewhere."""
+    """What was used just now keeps its room, so the other request goes elsewhere."""
     made = Bench(tmp_path, (model("a"), model("c"), model("b", load_at_start=False)))
     async with running(made):
         await until(lambda: made["a"].is_ready and made["c"].is_ready)
@@ -344,7 +344,7 @@ async def test_model_that_stays_busy_is_not_measured(tmp_path: Path) -> None:
 
 
 async def test_another_power_mode_is_measured_anew_once(tmp_path: Path) -> None:
-    """Case D15's kin: what a board can do depends on its mode, so speeds are kept by mode."""
+    """What a board can do depends on its mode, so speeds are kept by mode."""
     async with running(Bench(tmp_path, (model("a"),))) as made:
         await until(lambda: made["a"].is_ready)
         assert made["a"].speeds is not None

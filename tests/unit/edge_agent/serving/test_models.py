@@ -162,7 +162,7 @@ async def test_damaged_measurements_are_made_anew(tmp_path: Path, damage: str) -
 async def test_model_that_cannot_be_had_is_an_issue_and_its_engine_is_closed(
     tmp_path: Path, failure: dict[str, Any], issue: str
 ) -> None:
-    """Case P5: with its cause."""
+    """With its cause."""
     models = (ModelSettings("small"), ModelSettings("other"))
     made = Bench(tmp_path, models, **failure)
     async with running(made):
@@ -180,7 +180,7 @@ async def test_model_that_cannot_be_had_is_an_issue_and_its_engine_is_closed(
 async def test_model_that_wants_memory_is_left_alone_for_longer(
     tmp_path: Path, kind: EngineFailure, seconds: float
 ) -> None:
-    """Case P13: its node cools down for it."""
+    """Its node cools down for it."""
     made = Bench(tmp_path, load_failure=EngineError(kind, "why"))
     made.host.clock = lambda: 1000.0
     async with running(made):

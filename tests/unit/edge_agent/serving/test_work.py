@@ -177,7 +177,7 @@ async def test_energy_is_unknown_without_a_power_model_and_never_zero() -> None:
 
 
 async def test_repeated_order_is_worked_on_once() -> None:
-    """Case S8: while it runs, and after it has ended."""
+    """While it runs, and after it has ended."""
     async with bench() as made:
         made.gate.close()
         for _ in range(3):
@@ -228,7 +228,7 @@ async def test_cancelled_order_ends_soon_and_tells_what_it_cost() -> None:
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_order_cancelled_at_any_moment_has_exactly_one_ending(turns: int) -> None:
-    """Case R16: also one that is cancelled before it has begun."""
+    """Also one that is cancelled before it has begun."""
     async with bench() as made:
         made.gate.close()
         made.desk.accept(order())

@@ -91,7 +91,7 @@ def test_a_sequence_moves_with_all_its_counts() -> None:
 
 
 class SlotMachine(RuleBasedStateMachine):
-    """Any order of claims, reads, answers and releases keeps the counts right (R16)."""
+    """Any order of claims, reads, answers and releases keeps the counts right."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -60,7 +60,6 @@ def test_context_is_exceeded_by_its_code_or_by_our_own_count() -> None:
 
 
 def test_error_in_mid_answer_fails_that_answer_only() -> None:
-    """Case S5."""
     found = meaning_of_error_frame({"code": "context_length_exceeded"}, "", has_answered=True)
     assert isinstance(found, RemoteError)
     assert not found.is_down
@@ -70,7 +69,6 @@ def test_error_in_mid_answer_fails_that_answer_only() -> None:
 
 
 def test_words_are_short_on_one_line_and_without_the_key() -> None:
-    """Case O5."""
     assert shown_words("bad  key\nsecret-1.", "secret-1") == ": bad key ****"
     assert len(shown_words("x" * 1000, "")) < 310
     assert shown_words(None, "") == shown_words("  ", "") == ""
