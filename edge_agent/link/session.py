@@ -30,7 +30,7 @@ _MAX_ECHO_BYTES: Final = 1 << 20
 
 _OPTIONS: Final = (
     # The server permits pings this frequent (grpc_server.py); together with the lease they find a
-    # half-open stream (case G2).
+    # half-open stream.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -103,7 +103,7 @@ class LinkSession:
                 reason = _explain(error, self._settings)
             except (OSError, asyncio.TimeoutError, _StreamEndedError) as error:
                 reason = str(error) or type(error).__name__
-            except Exception as error:  # whatever it was, the node comes back by itself (case L1)
+            except Exception as error:  # whatever it was, the node comes back by itself
                 log.exception("link.crashed")
                 reason = f"the link failed inside the agent: {type(error).__name__}"
             was_connected = self._outgoing.lost(reason)

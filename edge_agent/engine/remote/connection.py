@@ -242,7 +242,7 @@ class OpenAiConnection:
         return meaning
 
     def _finish(self, stream: RemoteAnswer) -> StopReason:
-        """Why a stream that is over ended; never an invented stop (S5)."""
+        """Why a stream that is over ended; never an invented stop."""
         if stream.text.is_stopped:
             return StopReason.STOP  # by a stop string that the server does not look for
         if stream.finish is None:
