@@ -24,6 +24,12 @@ from edge_agent.sensors.power_model import PowerModel
 log = structlog.get_logger()
 
 _MODEL_SECONDS: Final = 1.0
+_UNASKED_SECONDS: Final = 5.0
+"""How often the node's state is read while nobody asks for it, such as without a controller."""
+
+_EARLY_SECONDS: Final = 0.05
+"""A step may come a little early; what is due is not left to the next one."""
+
 _FIRST_PROBE_SECONDS: Final = 1.0
 _LAST_PROBE_SECONDS: Final = 60.0
 _MAX_FAILURES: Final = 3
@@ -119,7 +125,8 @@ class SensorSampler:
         self._probe_seconds = _FIRST_PROBE_SECONDS
         self._probe_at = 0.0
         self._better_at = float("inf")
-        self._due: dict[str, float] = {}
+        self._read_at: dict[str, float] = {}
+        self._asked_at = clock()
         # All three are replaced and never changed, so that other threads may look at them.
         self._said: Mapping[str, Readings] = {}
         self._state = Readings(clock())
@@ -189,11 +196,11 @@ class SensorSampler:
         return self._period
 
     def _read_state(self, now: float) -> None:
-        is_new = False
+        is_new, is_asked = False, now - self._asked_at < _UNASKED_SECONDS
         for sensor in self._state_sensors:
-            due = self._due.get(sensor.name, now)
-            if now >= due:  # kept to its own period, whatever the step's is
-                self._due[sensor.name] = max(due + sensor.period_seconds, now)
+            period = sensor.period_seconds if is_asked else _UNASKED_SECONDS
+            if now - self._read_at.get(sensor.name, float("-inf")) >= period - _EARLY_SECONDS:
+                self._read_at[sensor.name] = now
                 self._read(sensor)
                 is_new = True
         if is_new:
@@ -279,6 +286,7 @@ class SensorSampler:
     @property
     def readings(self) -> Readings:
         """What the node's sensors said last, merged; all unknown before the first word."""
+        self._asked_at = self._clock()
         power = self._merged(self._chosen)
         return self._state if power is None else merged((self._state, power)) or power
 

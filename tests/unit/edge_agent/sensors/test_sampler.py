@@ -252,8 +252,23 @@ class FakeState:
 def test_state_is_read_at_its_own_period_however_often_power_is() -> None:
     clock, state = Clock(), FakeState(period_seconds=2.0)
     sampler = SensorSampler([FakeSensor()], MODEL, [state], clock=clock)
-    steps(sampler, clock, 9.95)
+    for _ in range(10):
+        steps(sampler, clock, 0.99)
+        assert sampler.readings is not None
     assert state.read_at == pytest.approx([100.0, 102.0, 104.0, 106.0, 108.0], abs=0.11)
+
+
+def test_state_that_nobody_asks_for_is_read_every_five_seconds() -> None:
+    """An idle agent without a controller costs next to nothing."""
+    clock, state = Clock(), FakeState()
+    sampler = SensorSampler([], MODEL, [state], clock=clock)
+    steps(sampler, clock, 30.0)
+    assert len(state.read_at) <= 11
+    before = len(state.read_at)
+    for _ in range(5):
+        assert sampler.readings is not None
+        steps(sampler, clock, 1.0)
+    assert len(state.read_at) >= before + 4
 
 
 def test_first_sensor_that_knows_a_quantity_says_it_for_the_node() -> None:
