@@ -17,7 +17,8 @@ COPIED = ("controller", "edge_agent", "proto", "tests", "models", "pyproject.tom
 def steps(heading: str) -> list[tuple[str, str]]:
     """Each numbered step of a recipe: the file that it names first, and its code."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = page.split(f"## {heading}")[1].split("\n## ")[0]
+    _, _, after = page.partition(f"## {heading}\n")
+    section = after.split("\n## ")[0]
     found = re.findall(r"^\d\. `([\w./-]+)`.*?```\w+\n(.*?)```", section, re.DOTALL | re.MULTILINE)
     return [(file, textwrap.dedent(code)) for file, code in found]
 
@@ -63,3 +64,19 @@ def test_a_policy_of_the_recipe_keeps_the_contract(tree: Path) -> None:
     with_line(tree / table, line)
     shown = passes(tree, "tests/contract/test_policy_contract.py", "-k", "cheapest")
     assert int(re.search(r"(\d+) passed", shown).group(1)) >= 5
+
+
+@pytest.mark.slow
+def test_a_sensor_of_the_recipe_keeps_the_contract(tree: Path) -> None:
+    (made, code), (table, row), (fixture, board) = steps("A sensor: 2 files and a fixture")
+    (tree / made).write_text(code, encoding="utf-8")
+    sources = (tree / table).read_text(encoding="utf-8")
+    start = "POWER_SENSORS: Final = (\n"
+    assert start in sources
+    (tree / table).write_text(
+        "from edge_agent.sensors.meter import MeterSensor\n"
+        + sources.replace(start, start + textwrap.indent(row, "    "))
+    )
+    (tree / fixture).write_text((tree / fixture).read_text(encoding="utf-8") + "\n" + board)
+    shown = passes(tree, "tests/contract/test_sensor_contract.py", "-k", "usb-meter or metered")
+    assert int(re.search(r"(\d+) passed", shown).group(1)) >= 40
