@@ -68,7 +68,8 @@ def converted(package: str) -> frozenset[str]:
         importlib.import_module(name)
     found = set()
     for codec in gc.get_objects():
-        if isinstance(codec, Codec) and codec.value.__module__.startswith((package, "pointsman")):
+        # Not isinstance, which would ask objects of other libraries for their class.
+        if type(codec) is Codec and codec.value.__module__.startswith((package, "pointsman")):
             found |= {f"{codec.wire.DESCRIPTOR.name}.{name}" for name in codec.walked}
             found.add(codec.wire.DESCRIPTOR.name)
     return frozenset(found)

@@ -179,7 +179,7 @@ def test_database_of_the_first_schema_opens_with_all_that_it_holds(tmp_path):
         assert (node.node_id, node.is_draining, node.acked_sequence) == ("pi-1", True, 17)
         assert [model.name for model in node.hello.models] == ["small"]
         (calibration,) = remembered.calibrations
-        assert calibration.calibration.decode_rate == 20.0
+        assert calibration.calibration.decode_tokens_per_second == 20.0
         found = store.find(RequestId("r-1"))
         assert found.account == finished_record().account
         (other,) = found.placement.others
