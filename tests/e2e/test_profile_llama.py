@@ -147,7 +147,7 @@ def test_real_agents_are_profiled_taught_and_reported(fleet: Fleet, tmp_path: Pa
     out = tmp_path / "run"
     workloads = [part for path in _write_workloads(tmp_path) for part in ("--workload", path)]
     options = [*workloads, "--max-tokens", "24", "--out", out]
-    done = fleet.ask("lab", "profile", *options, "--concurrency", "2")
+    done = fleet.ask("lab", "profile", "run", *options, "--concurrency", "2")
     assert (done["answered"], done["failed"], done["left"]) == (12, 0, 0)
     rows = read_measurements(
         Path(_run("lab", "profile", "export", out, "--format", "csv", "--json")["file"])
@@ -178,6 +178,7 @@ def test_real_agents_are_profiled_taught_and_reported(fleet: Fleet, tmp_path: Pa
     assert told["requests"]["median_error_ratio"] > 0
     assert set(told["destinations"]) <= {f"fast/{MODEL}", f"slow/{MODEL}"}
     report = _run("lab", "profile", "report", out, "--json")
+    assert report["energy"]["requests"] == 8  # both nodes estimate their joules
     assert report["requests"] == told["requests"]
     assert sum(row["graded"] for row in report["quality"]) == 12 + 8
 
