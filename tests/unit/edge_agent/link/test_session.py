@@ -28,9 +28,18 @@ pytestmark = pytest.mark.anyio
 SOON = Backoff(first_seconds=0.01, cap_seconds=0.02)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def one_loop(anyio_backend: str) -> None:
+    """One event loop for this file.
+
+    What gRPC still has to say of one test's streams comes during the next test, and must not meet a
+    loop that is closed.
+    """
 
 
 class Desk:
